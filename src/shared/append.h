@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// New tokens into a cache of keys and values: the configuration of its kernel, and what it is given at run time.
+// The kernel that appends new tokens to a cache of keys and values: its configuration and parameters.
 #pragma once
 
 #include "shared/params.h"
@@ -28,8 +28,8 @@ struct AppendConfig {
   int width = 8;  // elements that a thread moves at once: 8 where all dims allow it, else 1
 
   static constexpr const char* type_name() { return "AppendConfig"; }
-  /// Every field, in the order above. A kernel's source and name follow from this list
-  /// (cuda/source/configuration_text.h), which is counted there.
+  /// Calls visit(name, value) for every field, in the order of the struct. A kernel's source and name follow from this
+  /// list; a field that it lacks does not compile (cuda/source/configuration_text.h).
   template <class Config, class Visitor>
   static constexpr void visit_fields(Config& c, Visitor&& visit) {
     visit("q", c.q);
@@ -43,7 +43,7 @@ struct AppendConfig {
   static constexpr int threads() { return 128; }
 };
 
-/// One block a token: gridDim is (seqlen_q, batch).
+/// There is one thread block for each token: gridDim is (seqlen_q, batch).
 struct AppendParams {
   const void* k_new;
   const void* v_new;
@@ -66,7 +66,7 @@ struct AppendParams {
   i64 cosine_stride, sine_stride;
   int positions;
   int rotary_dim;
-  bool cosines_fp32, sines_fp32;  // else of k's type
+  bool cosines_fp32, sines_fp32;  // else they have k's type
 };
 
 }  // namespace tessera::cuda

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Partial results over disjoint keys into one: the configuration of its kernel, and what it is given at run time.
+// The kernel that merges partial results over disjoint keys (splits): its configuration and parameters.
 #pragma once
 
 #include "shared/params.h"
@@ -11,8 +11,8 @@ struct CombineConfig {
   Element output = Element::bf16;
 
   static constexpr const char* type_name() { return "CombineConfig"; }
-  /// Every field, in the order above. A kernel's source and name follow from this list
-  /// (cuda/source/configuration_text.h), which is counted there.
+  /// Calls visit(name, value) for every field, in the order of the struct. A kernel's source and name follow from this
+  /// list; a field that it lacks does not compile (cuda/source/configuration_text.h).
   template <class Config, class Visitor>
   static constexpr void visit_fields(Config& c, Visitor&& visit) {
     visit("parts", c.parts);
@@ -25,7 +25,7 @@ struct CombineConfig {
   static constexpr int rows_a_block() { return threads() / lanes_a_row(); }
 };
 
-/// Grid: x blocks of (row, head), heads fastest; y sequences. Row vectors are multiples of 8 elements.
+/// The grid is (blocks of (row, head) pairs with heads fastest, sequences). A row has a multiple of 8 elements.
 struct CombineParams {
   const void* o_parts;
   const float* lse_parts;  // −inf: the part has no key, and its o may hold anything
@@ -47,7 +47,7 @@ struct CombineParams {
   const int* cu_seqlens_q;  // null: every sequence has seqlen_q rows
 };
 
-/// What forwards are given whose blocks merge splits themselves; its tile_counter.drawn is a counter for each row tile.
+/// The parameters of forwards whose blocks merge splits themselves; tile_counter.drawn has a counter for each row tile.
 struct MergingFwdParams : FwdParams {
   CombineParams merge;
 };

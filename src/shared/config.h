@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// The one configuration value of a forward kernel: everything that changes registers or instructions, and nothing else.
+// The configuration of a forward kernel: everything that changes registers or instructions, and nothing else.
 #pragma once
 
 #include "shared/types.h"
 
 namespace tessera::cuda {
 
-/// Where rows of K and V live.
+/// The layout of K and V.
 enum class Source : unsigned char {
   strided,  // dense and varlen
   paged,    // a 2-D table or CSR
-  mixed,    // of two segments one is paged and one is not; each tells at run time
+  mixed,    // one of two segments is paged, the other is not; which one is known at run time
 };
 
 constexpr Spelling spelling(Source source) {
@@ -41,10 +41,10 @@ constexpr Spelling spelling(Tiles tiles) {
   return {};
 }
 
-/// By which rule a list moves on to the next step's (docs/skip-state.md).
+/// The rule that advances a list to the next step (docs/skip-state.md).
 enum class Skip : unsigned char {
-  none,       // it stays as it is
-  mass,       // by the rows' masses in its tiles, relative to the LSE of the step before
+  none,       // the list does not change
+  mass,       // by the rows' masses in its tiles, relative to the LSE of the previous step
   threshold,  // by how far the tiles raise the rows' maxima
 };
 
@@ -60,13 +60,13 @@ constexpr Spelling spelling(Skip skip) {
   return {};
 }
 
-/// How tiles come into shared memory.
+/// How tiles are copied to shared memory.
 enum class Loader : unsigned char {
   cp_async,  // 16 bytes a thread, by all threads
-  // Boxes by TMA: SM90 and newer; of mma.sync strided sources only. By wgmma a warp beside those that
-  // compute asks for them, by mma.sync one of those that compute.
+  // By the TMA, SM90 and newer; with mma.sync only strided sources. With wgmma a producer warp issues the copies, with
+  // mma.sync a compute warp.
   tma,
-  tma_warp,  // of mma.sync: a warp beside those that compute asks for the boxes
+  tma_warp,  // with mma.sync: a producer warp issues the copies of the TMA
 };
 
 constexpr Spelling spelling(Loader loader) {
@@ -81,11 +81,11 @@ constexpr Spelling spelling(Loader loader) {
   return {};
 }
 
-/// By which instructions products are computed, and what of them a warp takes.
+/// The instructions that compute products, and the share of a warp.
 enum class Products : unsigned char {
-  mma_sync,     // by a warp, which has rows of its own: SM80 and newer
-  wgmma,        // by a warpgroup of four, asynchronously, beside a warpgroup that asks for copies: SM90
-  mma_by_keys,  // by a warp, which has all rows of the block and tiles of keys of its own: few rows, SM80 and newer
+  mma_sync,     // each warp has its own rows; SM80 and newer
+  wgmma,        // asynchronous, with a producer warpgroup; SM90
+  mma_by_keys,  // mma.sync: each warp has all rows of the block and its own tiles of keys; for few rows, SM80 and newer
 };
 
 constexpr Spelling spelling(Products products) {
@@ -103,8 +103,8 @@ constexpr Spelling spelling(Products products) {
 /// How scores are capped (scores/score.cuh).
 enum class Softcap : unsigned char {
   none,
-  exponential,  // by e^2u: faster, off by a rounding of the cap
-  rational,     // off by roundings of the score
+  exponential,  // by e^2u: faster; its error is up to a rounding of the cap
+  rational,     // its error is some roundings of the score
 };
 
 constexpr Spelling spelling(Softcap softcap) {
@@ -123,66 +123,67 @@ struct FwdConfig {
   Element type = Element::bf16;    // of q, k, v; of P
   Element output = Element::bf16;  // of o; fp32 too for the partials of splits
   int d = 128;                     // of q and k, padded: a multiple of 32
-  int dv = 128;                    // of the columns of v and o that a block takes, padded: a multiple of 32
+  int dv = 128;                    // the columns of v and o that a block takes, padded: a multiple of 32
   int dv_parts = 1;                // blocks that share the columns of v and o; each computes all scores
-  int tile_q = 128;                // rows of queries, heads of a group packed
+  int tile_q = 128;                // rows of queries; the heads of a group are packed into them
   int tile_kv = 64;                // keys
   int warps = 4;                   // each takes rows_a_warp() rows, a multiple of 16
   int stages = 1;                  // tiles of K and V in flight
-  bool ping_pong = true;           // by wgmma: groups of 64 rows take turns
+  bool ping_pong = true;           // with wgmma: warpgroups take turns (as in FlashAttention-3)
   int q_kept = 0;  // columns of Q, a multiple of 16, that stay in registers; others are read for every tile of keys
   Source source = Source::strided;
   Loader loader = Loader::cp_async;
   Products products = Products::mma_sync;
   Tiles tiles = Tiles::range;
   int segments = 1;  // sources of keys
-  // Consecutive keys that a list keeps or skips together: tile_kv or a divisor of it from 16 on. A tile of a list
-  // gathers tile_kv / granule such pieces.
+  // The number of consecutive keys that a list keeps or skips together: tile_kv, or a divisor of it that is at least
+  // 16. A tile of a list gathers tile_kv / granule granules.
   int granule = 64;
-  bool list_elements = false;  // of lists whose blocks and the kernel's tiles cut each other: tested key by key
-  bool list_waives = false;    // of lists with full tiles, where the user's mask is waived
-  bool varlen = false;         // by wgmma: sequences lie packed; each has the row tiles of its own length
-  bool whole_rows = false;     // by wgmma: boxes bring all columns of a page's rows (tile/swizzle.cuh)
-  bool trusts = false;         // page ids and key blocks of lists are not tested; wrong ones address what is not theirs
-  // Scores are scaled before their maxima are taken: softcap, ALiBi and users' scores unless linear_score, scales that
-  // are not positive.
+  bool list_elements = false;  // list blocks and kernel tiles are not aligned: each element is looked up
+  bool list_waives = false;    // the list has full tiles, in which the user's mask is not evaluated
+  bool varlen = false;         // with wgmma: sequences are packed; each has the row tiles of its own length
+  bool whole_rows = false;     // with wgmma: TMA boxes have all columns of a page's rows (tile/swizzle.cuh)
+  bool trusts = false;         // page ids and key blocks of lists are not tested; wrong ones access other memory
+  // Scores are scaled before their maxima are taken: with softcap, ALiBi or a user's score, unless linear_score; and
+  // with a scale that is not positive.
   bool scale_first = false;
   bool compressed_causal = false;  // a compressed causal mask
   bool chunked = false;            // queries see their own chunk of the keys
   Softcap softcap = Softcap::none;
   bool alibi = false;
   bool dropout = false;
-  // O is divided by the sum of P as it is rounded for P·V, which outputs of fp32, or of 16 bits and a residual, are
-  // precise enough to tell. P of rows with dropout, whose outputs are those of few keys, is two numbers: what rounding
-  // leaves is multiplied too. So is P under queries of 8 bits, which promise nothing of 16.
+  // O is divided by the sum of P as rounded for P·V. Outputs of fp32, or of 16 bits and a residual, are precise enough
+  // for this to matter. With dropout, where few keys make an output, P is two numbers: its rounding error is multiplied
+  // by V too. So it is with 8-bit queries, which do not imply a precision of 16 bits.
   bool rounded_sums = false;
-  bool residual = false;  // what rounding O to 16 bits loses is kept too (softmax/residual.cuh)
+  bool residual = false;  // the rounding error of O in 16 bits is stored too (softmax/residual.cuh)
   bool user_score = false;
-  // By wgmma: the user's score, or ALiBi where no query sees a key after it, is linear in key − query, so that it is an
-  // addition to products and to origins (scores/linear_score.cuh).
+  // With wgmma: the user's score, or ALiBi if no query sees a later key, is linear in key − query, so that it is added
+  // to products and to origins (scores/linear_score.cuh).
   bool linear_score = false;
   bool user_mask = false;
-  // Instead of user_mask: which keys the mask hides was found by a kernel in front (masks/mark_mask.cuh), as bits.
+  // Instead of user_mask: a kernel before this one has computed which keys the mask hides, as bits
+  // (masks/mark_mask.cuh).
   bool mask_bits = false;
-  Skip skip = Skip::none;  // of lists whose tiles are whole tiles of keys, with a row tile for each query block
-  bool merges = false;     // by keys: the last block of a row tile merges its splits
-  // K and V are of 8 bits, with descales by key head. By keys they become `type` in registers; by wgmma `type` is e4m3
-  // too, and so is P.
+  Skip skip = Skip::none;  // for lists whose blocks are whole tiles of keys, with a row tile for each query block
+  bool merges = false;     // with mma_by_keys: the last block of a row tile merges its splits
+  // K and V have 8 bits, with descales by key head. With mma_by_keys, they are converted in registers, K to q_type()
+  // and V to p_type(); with wgmma, `type` is e4m3 too, and so is P.
   bool eight_bits = false;
   Element key = Element::e4m3;    // with eight_bits
   Element value = Element::e4m3;  // likewise
-  bool widens_queries = false;    // by keys: Q is e4m3 and becomes `type` on its way into shared memory
-  // Q and K are int8, whose products become scores by descales (scores/descales.cuh); V and P are of `type`.
+  bool widens_queries = false;    // with mma_by_keys: Q is e4m3 and becomes fp16 in shared memory
+  // Q and K are int8; descales convert their products to scores (scores/descales.cuh). V and P have `type`.
   bool int8_scores = false;
-  bool descales_keys = false;  // of int8: by block or token; rows and keys of a tile have descales of their own
-  // Of descales_keys: so many neighbouring columns of a tile, from a multiple of it on, are keys of one block; 1 or a
-  // power of two from 16 on.
+  bool descales_keys = false;  // with int8_scores: by block or token; each row and key of a tile has its own
+  // With descales_keys: the number of neighbouring columns of a tile, aligned to it, that are keys of one block; 1, or
+  // a power of two from 16 on.
   int keys_a_descale = 1;
-  bool smooth = false;  // of int8: K lacks its mean, whose product with a row is added to the row's scores
+  bool smooth = false;  // with int8_scores: K lacks its mean, whose product with a row is added to the row's scores
 
   static constexpr const char* type_name() { return "FwdConfig"; }
-  /// Every field, in the order above. A kernel's source and name follow from this list
-  /// (cuda/source/configuration_text.h), which is counted there.
+  /// Calls visit(name, value) for every field, in the order of the struct. A kernel's source and name follow from this
+  /// list; a field that it lacks does not compile (cuda/source/configuration_text.h).
   template <class Config, class Visitor>
   static constexpr void visit_fields(Config& c, Visitor&& visit) {
     visit("type", c.type);
@@ -233,42 +234,44 @@ struct FwdConfig {
 
   constexpr bool operator==(const FwdConfig&) const = default;
 
-  /// Whether visible keys of a row are told one by one, beyond an interval.
+  /// Whether elements are tested one by one, besides the interval of each row.
   constexpr bool tests_elements() const { return list_elements || has_mask(); }
-  /// Whether a mask of the user's hides keys one by one.
+  /// Whether there is a user's mask.
   constexpr bool has_mask() const { return user_mask || mask_bits; }
-  /// By wgmma: whether the producer finds out for each row tile if positions are small, for callables that are called
-  /// for elements. A linear score is asked for its slope alone.
+  /// With wgmma: whether the producer finds for each row tile if positions are small, for callables that are called for
+  /// elements. A linear score is called for its slope only.
   constexpr bool finds_small_positions() const { return (user_score && !linear_score) || user_mask; }
-  /// Columns of a tile whose tests by a user's mask are computed together, so that their loads are in flight at once.
+  /// The columns of a thread in a tile for which a user's mask is evaluated together, so that its loads overlap.
   constexpr int mask_columns() const {
     if (products == Products::wgmma && d <= 128 && dv <= 128 && !scale_first) return tile_kv / 4;
     return d > 192 ? 1 : 4;
   }
-  /// Whether P is two numbers of 16 bits.
+  /// Whether P is the sum of two 16-bit numbers.
   constexpr bool keeps_rests() const { return rounded_sums && (dropout || widens_queries); }
   constexpr bool gathers() const { return tiles == Tiles::list && granule < tile_kv; }
-  /// Of lists: how many granules are collected at a time, and how many of a row tile lie in shared memory, 32 bits each
-  /// (tiles/list_collector.cuh). 97 of the 99 KB of SM89 and SM120 hold tiles.
+  /// With a list: granules that are collected at a time, and granules of a row tile in shared memory, 32 bits each
+  /// (tiles/list_collector.cuh). Tiles take 97 of the 99 KB of SM89 and SM120.
   static constexpr int kListWindow = 1024;
   constexpr int list_granules() const { return products == Products::wgmma ? 512 : 256; }
-  /// By wgmma the row tile in work has a ring, and the next.
+  /// With wgmma, the current row tile and the next one each have a ring.
   constexpr int list_rings() const { return products == Products::wgmma ? 2 : 1; }
   constexpr int list_window_bytes() const { return kListWindow / 8 * (list_waives ? 2 : 1); }
-  /// What a warp needs to walk a list by itself, as values that are not finite make it (forward/block_work.cuh).
+  /// The memory of a warp that walks a list once more by itself, for values that are not finite
+  /// (forward/replayed_list.cuh): granules of its ring, and bytes.
   static constexpr int kReplayedRuns = 32;
   constexpr int list_replay_bytes() const { return 4 * kReplayedRuns + list_window_bytes(); }
-  /// What a list needs behind the tiles. By mma.sync warps walk it again in the memory of tiles.
+  /// Bytes that a list needs behind the tiles. With mma.sync, warps walk it once more in the memory of the tiles.
   constexpr int list_bytes() const {
     if (tiles != Tiles::list) return 0;
     const int replays = products == Products::wgmma ? warps * list_replay_bytes() : 0;
     return list_rings() * 4 * list_granules() + list_window_bytes() + replays;
   }
-  /// Registers a thread for S and O, of 255.
+  /// Accumulator registers of a thread, of its 255: for S and O.
   constexpr int accumulators() const { return rows_a_warp() / 16 * (tile_kv + dv) / 2; }
-  /// That the compiler is to leave registers for on a multiprocessor: 255 a thread. Left to itself it takes fewer than
-  /// shared memory has blocks for, and is up to 18% slower. By wgmma a third where the plainest softmax of narrow tiles
-  /// needs half as many.
+  /// The blocks of a multiprocessor for which the compiler leaves registers, so that a thread may have 255. Without
+  /// this bound it uses fewer registers than the blocks that fit shared memory leave, and kernels are up to 18% slower.
+  /// With wgmma there are three blocks if the softmax is the simplest one and tiles are narrow: these need half as many
+  /// registers.
   constexpr int blocks() const {
     const bool plainest = tiles == Tiles::range && segments == 1 && !compressed_causal && !chunked && !scale_first &&
                           !dropout && !user_score && !linear_score && !user_mask && !int8_scores;
@@ -277,33 +280,34 @@ struct FwdConfig {
     return threads() < 256 ? 256 / threads() : 1;
   }
   constexpr bool uses_tma() const { return loader != Loader::cp_async; }
-  /// Whether a warpgroup beside those that compute feeds them.
+  /// Whether the block has a producer warpgroup beside its compute warps.
   constexpr bool has_producer() const { return products == Products::wgmma || loader == Loader::tma_warp; }
-  /// Those that compute.
+  /// Compute threads, without the producer.
   constexpr int threads() const { return warps * 32; }
   constexpr int block_threads() const { return threads() + (has_producer() ? 128 : 0); }
-  /// By keys: tiles that splits of sequences shorter than the longest have at least (tiles/tile_range.cuh).
+  /// With mma_by_keys: the least number of tiles of a split of a sequence that is shorter than the longest
+  /// (tiles/tile_range.cuh).
   constexpr int least_share() const { return by_keys() ? 8 * warps : 0; }
   constexpr bool by_keys() const { return products == Products::mma_by_keys; }
   constexpr int rows_a_warp() const { return by_keys() ? tile_q : tile_q / warps; }
-  /// By keys: the memory of a warp's tiles, and what of it holds its part of O, origins and sums in the end.
+  /// With mma_by_keys: bytes of a warp's tiles, and of its part of O, origins and sums, which take their place in the
+  /// end.
   constexpr int ring_bytes() const { return stages * stage_bytes(); }
   constexpr int warp_part_bytes() const { return tile_q * dv * 4 + tile_q / 16 * 6 * 32 * 4; }
-  /// As they lie in shared memory.
+  /// The types in shared memory.
   constexpr Element q_type() const { return int8_scores ? Element::int8 : widens_queries ? Element::fp16 : type; }
   constexpr Element k_type() const { return int8_scores ? Element::int8 : eight_bits ? key : type; }
   constexpr Element v_type() const { return eight_bits ? value : type; }
-  /// Of P in the second product by mma.sync. Values of 8 bits are numbers of fp16, to which SM89 and newer convert two
-  /// at once.
+  /// The type of P in P·V by mma.sync. 8-bit values are converted to fp16, because SM89 and newer convert two at once.
   constexpr Element p_type() const { return eight_bits ? Element::fp16 : type; }
   constexpr bool has_descales() const { return eight_bits || int8_scores; }
-  /// Whether the descales of q and k are one factor of all scores of a row tile, in the products.
+  /// Whether the descales of q and k are one factor of all products of a row tile.
   constexpr bool descales_at_once() const { return multiplies_bytes() || (int8_scores && !descales_rows()); }
-  /// Whether each row of queries has a factor and a summand of its own. They lie in shared memory behind the ring, with
-  /// those of the keys in flight.
+  /// Whether each row of queries has its own factor and summand. They lie in shared memory behind the ring, with those
+  /// of the keys in flight.
   constexpr bool descales_rows() const { return descales_keys || smooth; }
-  /// Whether the softmax multiplies by a row's factor, and its origins have the summand (scores/row_shift.cuh): where
-  /// that leaves registers enough.
+  /// Whether the softmax multiplies by a row's factor, and its origins contain the summand (scores/row_shift.cuh). It
+  /// does if registers suffice.
   constexpr bool folds_rows() const {
     const bool walks_plainly = tiles == Tiles::range && segments == 1 && !chunked && !compressed_causal && !user_mask;
     return products == Products::wgmma && descales_rows() && walks_plainly && !scale_first && dv <= 192;
@@ -311,18 +315,19 @@ struct FwdConfig {
   constexpr int descale_bytes() const {
     return descales_rows() ? tile_q * 8 + (descales_keys ? round_up(stages * tile_descales() * 4, 16) : 0) : 0;
   }
-  /// What linear scores keep of each row, a slope and a distance, in shared memory behind the ring.
+  /// Bytes that linear scores need for each row's slope and distance, in shared memory behind the ring.
   constexpr int linear_bytes() const { return linear_score ? tile_q * 8 : 0; }
-  /// Of the keys of a tile.
+  /// Descales of the keys of a tile.
   constexpr int tile_descales() const { return tile_kv / keys_a_descale; }
   constexpr int q_bytes() const { return tile_q * d * bytes_of(q_type()); }
   constexpr int k_bytes() const { return tile_kv * d * bytes_of(k_type()); }
   constexpr int v_bytes() const { return tile_kv * dv * bytes_of(v_type()); }
-  /// Whether all products are of 8 bits. V is transposed for them in shared memory (tile/transposed_bytes.cuh).
+  /// Whether all products have 8-bit operands. V is transposed for them in shared memory (tile/transposed_bytes.cuh).
   constexpr bool multiplies_bytes() const { return products == Products::wgmma && eight_bits; }
-  /// Whether it is exponentials that two groups take turns at, and not the beginning of products, which take less time.
+  /// Whether two warpgroups take turns at exponentials, instead of at the issue of products: 8-bit products take less
+  /// time than the exponentials.
   constexpr bool exponentiates_in_turn() const { return multiplies_bytes() && warps == 8 && dv <= 128; }
-  /// Whether O is added to sums in shared memory every kPromotedKeys keys (tile/promoted_sums.cuh); of wider heads
+  /// Whether O is added to sums in shared memory every kPromotedKeys keys (tile/promoted_sums.cuh). For wider heads
   /// there is no room.
   static constexpr int kPromotedKeys = 4096;
   constexpr bool promotes() const { return multiplies_bytes() && dv <= 128; }
@@ -331,27 +336,28 @@ struct FwdConfig {
   constexpr int stage_bytes() const {
     return k_bytes() + v_bytes() + (multiplies_bytes() ? transposed_keys() * dv : 0);
   }
-  /// Bytes of a row of the narrowest panel that K or V is cut into.
+  /// Bytes of a row of a panel of K or of V, whichever is narrower.
   constexpr int panel_bytes() const {
     const int of_k = columns_of_panel(k_type(), d) * bytes_of(k_type());
     const int of_v = columns_of_panel(v_type(), dv) * bytes_of(v_type());
     return of_k < of_v ? of_k : of_v;
   }
-  /// O leaves through the shared memory of Q and of the ring.
+  /// O is stored through the shared memory of Q and of the ring.
   constexpr int o_bytes() const { return tile_q * dv * bytes_of(output); }
-  /// Without what a list needs.
+  /// Bytes of shared memory, without what a list needs.
   constexpr int tiles_end() const {
     const int row_bytes = promoted_bytes() + descale_bytes() + linear_bytes();
     const int tiles_bytes = q_bytes() + (by_keys() ? warps : 1) * ring_bytes() + row_bytes;
     return kWorkBytes + (tiles_bytes > o_bytes() ? tiles_bytes : o_bytes());
   }
-  /// Of a list that moves on by wgmma: a warp's room for what its lanes say of four tiles (sparse/tile_measure.cuh).
+  /// With `skip` and wgmma: the memory of a warp for its lanes' numbers of four tiles (sparse/tile_measure.cuh).
   static constexpr int kMeasuredBytes = 4 * 32 * 8;
   constexpr int measured_bytes() const {
     return skip != Skip::none && products == Products::wgmma ? warps * kMeasuredBytes : 0;
   }
   constexpr int smem_bytes() const { return tiles_end() + list_bytes() + measured_bytes(); }
-  /// What a block knows of its work lies in front of the tiles; a whole swizzle pattern keeps these aligned.
+  /// The description of a block's work lies before the tiles. It takes a whole swizzle pattern, so that tiles are
+  /// aligned.
   static constexpr int kWorkBytes = 1024;
 };
 

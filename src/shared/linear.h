@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A step of linear attention: the configuration of its kernel, and what it is given at run time.
+// A decode step of linear attention: the configurations and parameters of its kernels.
 #pragma once
 
 #include "shared/params.h"
@@ -25,18 +25,18 @@ struct LinearConfig {
   Element o = Element::bf16;
   Element state = Element::fp32;
   StateRows rows = StateRows::v;
-  int d = 128;    // of k, that a block takes
-  int parts = 1;  // of k, each for blocks of its own, whose fp32 outputs another kernel adds
-  int tile = 32;  // of v: rows or columns of the state that a block takes
+  int d = 128;    // columns of k that a block takes
+  int parts = 1;  // parts of k, each with its own blocks; another kernel adds up their fp32 outputs
+  int tile = 32;  // columns of v that a block takes, which are rows or columns of the state
   int warps = 4;
   bool stochastic = false;  // rounding of bf16 states
-  // A step of one token, with rows of v: a thread reads what it needs of it, from memory to registers. Else the threads
-  // of a block share its tokens.
+  // A step of one token, with StateRows::v: each thread loads what it needs of q, k and v from memory to registers.
+  // Otherwise the threads of a block share the tokens in shared memory.
   bool one_token = false;
 
   static constexpr const char* type_name() { return "LinearConfig"; }
-  /// Every field, in the order above. A kernel's source and name follow from this list
-  /// (cuda/source/configuration_text.h), which is counted there.
+  /// Calls visit(name, value) for every field, in the order of the struct. A kernel's source and name follow from this
+  /// list; a field that it lacks does not compile (cuda/source/configuration_text.h).
   template <class Config, class Visitor>
   static constexpr void visit_fields(Config& c, Visitor&& visit) {
     visit("q", c.q);
@@ -58,14 +58,14 @@ struct LinearConfig {
   /// Elements of the state in the 16 bytes that a thread loads at once.
   constexpr int width() const { return 16 / bytes_of(state); }
   constexpr int row() const { return rows == StateRows::v ? d : tile; }
-  /// Neighbouring lanes that share a row, or a part of it.
+  /// Neighbouring lanes that share a row, or a part of one.
   constexpr int lanes() const { return row() / width() < 32 ? row() / width() : 32; }
   constexpr int loads_a_row() const { return row() / width() / lanes(); }
-  /// Rows that a thread has elements of.
+  /// Rows of which a thread has elements.
   constexpr int rows_a_thread() const { return (rows == StateRows::v ? tile : d) / (warps * (32 / lanes())); }
   constexpr int loads() const { return rows_a_thread() * loads_a_row(); }
-  /// Whether every thread has as much to do as every other, and with rows of k one load of a row, with rows of v a lane
-  /// for the sum of each.
+  /// Whether all threads have the same amount of work. Besides, with StateRows::k a thread has one load of a row, and
+  /// with StateRows::v a row's lanes are enough for each to take the sum of one of a thread's rows.
   constexpr bool is_even() const {
     return row() % width() == 0 && (row() / width()) % lanes() == 0 && (lanes() & (lanes() - 1)) == 0 &&
            rows_a_thread() * warps * (32 / lanes()) == (rows == StateRows::v ? tile : d) && rows_a_thread() >= 1 &&
@@ -77,17 +77,18 @@ struct LinearConfig {
     return one_token && parts == 1 && loads() <= 2 && state == Element::fp32 && q == Element::bf16 &&
            k == Element::bf16;
   }
-  /// Blocks of that many threads; `arch` is 900 for SM90.
+  /// The blocks with which a multiprocessor holds all the threads it can; `arch` is 900 for SM90.
   constexpr int resident(int arch) const {
     return (arch == 800 || arch == 900 || arch / 100 == 10 ? 2048 : 1536) / threads();
   }
-  /// q, k and v's part of `tokens` tokens in fp32, and the partial sums of o of each warp.
+  /// Bytes of q, k and the block's part of v, for `tokens` tokens in fp32, and of the partial sums of o of each warp.
   constexpr int smem_bytes(int tokens) const {
     if (one_token) return 0;
     const int sums = rows == StateRows::k ? warps * tile : 0;
     return tokens * (2 * d + tile + sums) * static_cast<int>(sizeof(float));
   }
-  /// With a ring: q, k and v's part of all tokens as they are, their weights, and those sums.
+  /// The same with a ring: q, k and the block's part of v in their own types, for all tokens; the tokens' weights; and
+  /// the partial sums.
   constexpr int ring_smem_bytes(int tokens, int ring) const {
     const int sums = rows == StateRows::k ? warps * tile : 0;
     const int floats = tokens * (ring + tokens + sums);
@@ -121,14 +122,14 @@ struct LinearParams {
   const u64 *seed_at, *offset_at;  // (1)
 };
 
-/// The second pass of a step in parts.
+/// The second kernel of a step in parts: it adds up their outputs.
 struct LinearSumConfig {
   Element output = Element::bf16;
   int parts = 2;
 
   static constexpr const char* type_name() { return "LinearSumConfig"; }
-  /// Every field, in the order above. A kernel's source and name follow from this list
-  /// (cuda/source/configuration_text.h), which is counted there.
+  /// Calls visit(name, value) for every field, in the order of the struct. A kernel's source and name follow from this
+  /// list; a field that it lacks does not compile (cuda/source/configuration_text.h).
   template <class Config, class Visitor>
   static constexpr void visit_fields(Config& c, Visitor&& visit) {
     visit("output", c.output);
@@ -139,16 +140,16 @@ struct LinearSumConfig {
   static constexpr int threads() { return 256; }
 };
 
-/// A thread for each element of o.
+/// There is a thread for each element of o.
 struct LinearSumParams {
   const float* parts;  // (parts, batch, tokens, heads, columns)
   void* o;
   Strides o_strides;
-  int count;  // of a part
+  int count;  // elements of a part
   Divisor columns, heads, tokens;
 };
 
-/// A step whose tokens wait beside the state; 0 tokens: a flush.
+/// A step whose tokens wait in a ring beside the state until the ring is full; with 0 tokens, a flush.
 struct LinearRingParams {
   LinearParams step;  // without destinations
   void* ring_k;       // (slots, heads, 2 · ring, d); strides of a slot, a row and a head

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Walks over whole sequences of linear attention (operations/linear_walks.h): the configuration of their kernel, and
-// what it is given at run time.
+// Chunked walks over whole sequences of linear attention (operations/linear_walks.h): the configuration and parameters
+// of their kernel.
 #pragma once
 
 #include "shared/params.h"
@@ -13,13 +13,13 @@ struct ChunkConfig {
   int tile = 64;                 // of z: columns of the state that a block takes
   int chunk = 64;                // tokens
   int stages = 2;                // chunks in shared memory
-  int terms = 1;                 // 16-bit numbers that add up to a decayed y in walks whose state is exact to fp32
-  int blocks = 1;                // that the compiler is to leave registers for
+  int terms = 1;                 // 16-bit numbers whose sum is a decayed y, in walks whose state is exact to fp32
+  int blocks = 1;                // blocks of a multiprocessor for which the compiler leaves registers
   bool wgmma = false;            // products by wgmma (SM90), else by mma.sync
 
   static constexpr const char* type_name() { return "ChunkConfig"; }
-  /// Every field, in the order above. A kernel's source and name follow from this list
-  /// (cuda/source/configuration_text.h), which is counted there.
+  /// Calls visit(name, value) for every field, in the order of the struct. A kernel's source and name follow from this
+  /// list; a field that it lacks does not compile (cuda/source/configuration_text.h).
   template <class Config, class Visitor>
   static constexpr void visit_fields(Config& c, Visitor&& visit) {
     visit("type", c.type);
@@ -33,20 +33,20 @@ struct ChunkConfig {
   }
 
   constexpr bool operator==(const ChunkConfig&) const = default;
-  /// Each has 16 tokens of a chunk.
+  /// Each of these warps has 16 tokens of a chunk.
   constexpr int output_warps() const { return chunk / 16; }
-  /// Each has x / 4 rows of the state in registers.
+  /// Each of these warps has x / 4 rows of the state in registers.
   static constexpr int kUpdateWarps = 4;
   constexpr int threads() const { return (output_warps() + kUpdateWarps) * 32; }
   constexpr int stage_bytes() const { return chunk * (2 * x + tile) * bytes_of(type); }
-  /// The state as an operand, of this chunk and of the next.
+  /// Bytes of the state as an operand, of this chunk and of the next.
   constexpr int state_bytes() const { return 2 * x * tile * bytes_of(type); }
-  /// Powers of the decay.
+  /// Bytes of the powers of the decay.
   static constexpr int kTableBytes = 1024;
   constexpr int smem_bytes() const { return kTableBytes + stages * stage_bytes() + state_bytes(); }
 };
 
-/// States in memory: element (x, z) of a head of one of them.
+/// States in memory; a head of a state has elements (x, z).
 struct ChunkStates {
   char* data;           // null: zeros, or not wanted
   i64 strides[4];       // of state, head, x and z

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the kernel that evaluates a user's mask in front of attention (masks/mark_mask.cuh) is given.
+// The configuration and parameters of the kernel that evaluates a user's mask before attention (masks/mark_mask.cuh).
 #pragma once
 
 #include "shared/params.h"
@@ -7,9 +7,9 @@
 namespace tessera::cuda {
 
 struct MaskTilesConfig {
-  bool classifies = true;  // writes a list of the tiles that are visible, and of those that hide nothing
+  bool classifies = true;  // writes a list of the tiles with visible elements, and one of those without hidden elements
   bool keeps_bits = true;  // writes MaskBits of the tiles that are partial
-  bool keys_down = false;  // of keys by queries: for a backward that finds all gradients by keys, of one segment
+  bool keys_down = false;  // MaskBits of keys, with bits for queries: for a backward with Gradients::all, one segment
   int segments = 1;
   bool compressed_causal = false;
   bool chunked = false;
@@ -28,7 +28,7 @@ struct MaskTilesConfig {
   static constexpr int kRows = 16;  // queries, or keys, of a block of threads
   static constexpr int threads() { return 256; }
 
-  // As tests of elements ask: of a warp, kRows by kMaskBlock.
+  // What tests of elements require of a configuration. A warp tests kRows by kMaskBlock elements.
   static constexpr int d = 64;
   static constexpr int tile_kv = kMaskBlock;
   static constexpr bool list_elements = false;
@@ -37,10 +37,10 @@ struct MaskTilesConfig {
   static constexpr int mask_columns() { return tile_kv / 4; }
 };
 
-/// Beside AttentionParams, whose list is the one to be read unless `classifies`.
+/// The parameters besides AttentionParams, whose list is read unless the kernel `classifies`.
 struct MaskTilesParams {
-  // With `classifies`, (batch, query block, word), blocks being of kMaskBlock. Bit kb % 32 of word kb / 32 is of the
-  // tile of key block kb.
+  // With `classifies`: bitmasks (batch, query block, word) for blocks of kMaskBlock. Bit kb % 32 of word kb / 32 is
+  // that of key block kb.
   u32* visible;    // whether the mask shows any of its keys to any of its queries
   u32* full;       // whether the mask hides none
   int words;       // of a query block

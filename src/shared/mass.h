@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Probability mass per tile and the next list: what their two kernels are given beside FwdParams. Strides in elements.
+// The parameters, besides FwdParams, of the two kernels that compute the probability mass of tiles and the next list.
+// Strides are in elements.
 #pragma once
 
 #include "shared/types.h"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Compressed keys of native sparse attention (docs/nsa.md): the configurations of the kernels that make them and their
-// gradients, and what these are given at run time.
+// Compressed keys of native sparse attention (docs/nsa.md): the configurations and parameters of the kernels that
+// compute them and their gradients.
 #pragma once
 
 #include "shared/params.h"
@@ -18,21 +18,21 @@ struct CompressionParams {
   Divisor stride;
 };
 
-/// Rows of heads, of one side: K or V.
+/// The rows of one side: K or V.
 struct HeadRows {
   char* data;
   Strides strides;
 };
 
-/// Means of blocks of tokens.
+/// Computes the means of blocks of tokens.
 struct PoolConfig {
   Element type = Element::bf16;    // of tokens
   Element output = Element::bf16;  // of means
   int width = 8;                   // elements that a thread loads at once: 8 or 1
 
   static constexpr const char* type_name() { return "PoolConfig"; }
-  /// Every field, in the order above. A kernel's source and name follow from this list
-  /// (cuda/source/configuration_text.h), which is counted there.
+  /// Calls visit(name, value) for every field, in the order of the struct. A kernel's source and name follow from this
+  /// list; a field that it lacks does not compile (cuda/source/configuration_text.h).
   template <class Config, class Visitor>
   static constexpr void visit_fields(Config& c, Visitor&& visit) {
     visit("type", c.type);
@@ -41,7 +41,7 @@ struct PoolConfig {
   }
 
   constexpr bool operator==(const PoolConfig&) const = default;
-  /// Each sums a part of a block's tokens.
+  /// Each warp sums a part of a block's tokens.
   static constexpr int kWarps = 4;
   static constexpr int threads() { return kWarps * 32; }
 };
@@ -61,15 +61,15 @@ struct PoolParams {
   int* cu_blocks;  // (b + 1), or null
 };
 
-/// Gradients of tokens, from those of means.
+/// Computes the gradients of tokens from those of means.
 struct SpreadConfig {
   Element type = Element::bf16;    // of the means' gradients
   Element output = Element::bf16;  // of the tokens'
   int width = 8;
 
   static constexpr const char* type_name() { return "SpreadConfig"; }
-  /// Every field, in the order above. A kernel's source and name follow from this list
-  /// (cuda/source/configuration_text.h), which is counted there.
+  /// Calls visit(name, value) for every field, in the order of the struct. A kernel's source and name follow from this
+  /// list; a field that it lacks does not compile (cuda/source/configuration_text.h).
   template <class Config, class Visitor>
   static constexpr void visit_fields(Config& c, Visitor&& visit) {
     visit("type", c.type);
@@ -84,16 +84,16 @@ struct SpreadConfig {
   static constexpr int tokens() { return kWarps * kTokens; }
 };
 
-/// Rows of a head times its matrix.
+/// Multiplies the rows of a head by the head's matrix.
 struct ProjectConfig {
   Element type = Element::fp32;    // of the rows
   Element matrix = Element::bf16;  // of the matrix
   Element output = Element::bf16;
-  bool transposed = false;  // times the transpose
+  bool transposed = false;  // multiplies by the transpose
 
   static constexpr const char* type_name() { return "ProjectConfig"; }
-  /// Every field, in the order above. A kernel's source and name follow from this list
-  /// (cuda/source/configuration_text.h), which is counted there.
+  /// Calls visit(name, value) for every field, in the order of the struct. A kernel's source and name follow from this
+  /// list; a field that it lacks does not compile (cuda/source/configuration_text.h).
   template <class Config, class Visitor>
   static constexpr void visit_fields(Config& c, Visitor&& visit) {
     visit("type", c.type);
@@ -123,20 +123,20 @@ struct ProjectParams {
   int sides;
 };
 
-/// Gradients of the matrices: Σ over all blocks of meanᵀ · gradient.
+/// Computes the gradients of the matrices: Σ over all blocks of meanᵀ · gradient.
 struct MatrixGradientConfig {
   Element type = Element::bf16;  // of gradients of compressed keys; means are fp32
 
   static constexpr const char* type_name() { return "MatrixGradientConfig"; }
-  /// Every field, in the order above. A kernel's source and name follow from this list
-  /// (cuda/source/configuration_text.h), which is counted there.
+  /// Calls visit(name, value) for every field, in the order of the struct. A kernel's source and name follow from this
+  /// list; a field that it lacks does not compile (cuda/source/configuration_text.h).
   template <class Config, class Visitor>
   static constexpr void visit_fields(Config& c, Visitor&& visit) {
     visit("type", c.type);
   }
 
   constexpr bool operator==(const MatrixGradientConfig&) const = default;
-  static constexpr int kTile = 32;  // rows and columns of the matrix that a block of threads takes, blocks at a time
+  static constexpr int kTile = 32;  // rows and columns of the matrix for a thread block; compressed blocks at a time
   static constexpr int threads() { return 256; }
 };
 

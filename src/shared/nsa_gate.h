@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The three branches of native sparse attention times their gates (docs/nsa.md): the configurations of the kernels, and
-// what these are given at run time.
+// The gating of the three branches of native sparse attention (docs/nsa.md): the configurations and parameters of its
+// kernels.
 #pragma once
 
 #include "shared/params.h"
@@ -29,12 +29,12 @@ struct GateConfig {
   Element o = Element::bf16;
   GateSource source = GateSource::sigmoid;
   int width = 8;   // elements that a thread loads at once: 8 or 1
-  int lanes = 16;  // that share a row of a head: 8, 16 or 32
-  int chunks = 1;  // of a backward's row of q: vectors that a thread has of it
+  int lanes = 16;  // lanes that share a row of a head: 8, 16 or 32
+  int chunks = 1;  // in a backward, the vectors that a thread has of a row of q
 
   static constexpr const char* type_name() { return "GateConfig"; }
-  /// Every field, in the order above. A kernel's source and name follow from this list
-  /// (cuda/source/configuration_text.h), which is counted there.
+  /// Calls visit(name, value) for every field, in the order of the struct. A kernel's source and name follow from this
+  /// list; a field that it lacks does not compile (cuda/source/configuration_text.h).
   template <class Config, class Visitor>
   static constexpr void visit_fields(Config& c, Visitor&& visit) {
     visit("q", c.q);
@@ -49,7 +49,7 @@ struct GateConfig {
   constexpr bool operator==(const GateConfig&) const = default;
   static constexpr int threads() { return 256; }
   constexpr int groups() const { return threads() / lanes; }
-  /// Columns that the lanes of a row have at once.
+  /// Columns of a row that its lanes have at a time.
   constexpr int columns() const { return lanes * width; }
 };
 
@@ -59,8 +59,8 @@ struct GateParams {
   const char* weight;    // (heads, 3, d)
   const char* branches;  // (3, …O)
   const float* gates;    // (…, heads, 3)
-  char* o;               // of a backward its gradient, which is read
-  char* dq;              // what follows is of a backward
+  char* o;               // in a backward its gradient, which is read
+  char* dq;              // this and what follows: only in a backward
   char* dbranches;
   float* dgates;
   float* partial_weights;  // (parts, heads, 3, d)
@@ -71,12 +71,12 @@ struct GateParams {
   int all_rows;  // of all sequences; packed: capacity
   Divisor rows;  // of a sequence
   Divisor heads;
-  const int* cu_seqlens;  // (b + 1), whose last is where packed rows end; null: dense
+  const int* cu_seqlens;  // (b + 1); the last entry is the end of the packed rows; null: dense
   int d, dv;
-  int part_rows;  // of a backward: rows that a block of threads takes
+  int part_rows;  // in a backward: rows that a thread block takes
 };
 
-/// The sum of the partial gradients of the gates' weights, by a thread for each number.
+/// Adds up the partial gradients of the gates' weights; a thread computes one element.
 struct GateSumParams {
   const float* parts;
   float* sum;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which blocks of tokens a tile of queries attends to (docs/nsa.md): the configuration of the kernel, and what it is
-// given at run time.
+// The selection of the blocks of tokens to which a tile of queries attends (docs/nsa.md): the configuration and
+// parameters of the kernel.
 #pragma once
 
 #include "shared/nsa.h"
@@ -22,10 +22,10 @@ constexpr Spelling spelling(BlockScore score) {
   return {};
 }
 
-/// Which rows of a tile score.
+/// The rows of a tile that give blocks their scores.
 enum class ScoringRows : unsigned char {
   first,
-  mean,  // one, the mean of all
+  mean,  // one row: the mean of all
   all,   // the largest score counts
 };
 
@@ -46,17 +46,17 @@ struct SelectConfig {
   Element k = Element::bf16;
   BlockScore score = BlockScore::dot;
   ScoringRows scoring = ScoringRows::first;
-  int d = 0;                 // tensor cores: padded to a multiple of 32; 0: products by fused multiply-adds
-  int terms = 1;             // 16-bit numbers that add up to one of a scoring row
-  int rows = 64;             // vectors that meet a tile of keys together: 64, 32 or, without tensor cores, 16
+  int d = 0;                 // with tensor cores: padded to a multiple of 32; 0: products by fused multiply-adds
+  int terms = 1;             // 16-bit numbers whose sum is an element of a scoring row
+  int rows = 64;             // vectors for a tile of keys at a time: 64, 32 or, without tensor cores, 16
   int stages = 1;            // tiles of keys in shared memory
   int width = 8;             // elements of q that a thread loads at once: 8 or 1
-  int slots = 1;             // 32s of entries that a list has room for
-  int compressed_slots = 0;  // likewise of a list of blocks of compressed keys; 0: there is none
+  int slots = 1;             // capacity of a list, in 32 entries
+  int compressed_slots = 0;  // the same for a list of blocks of compressed keys; 0: there is none
 
   static constexpr const char* type_name() { return "SelectConfig"; }
-  /// Every field, in the order above. A kernel's source and name follow from this list
-  /// (cuda/source/configuration_text.h), which is counted there.
+  /// Calls visit(name, value) for every field, in the order of the struct. A kernel's source and name follow from this
+  /// list; a field that it lacks does not compile (cuda/source/configuration_text.h).
   template <class Config, class Visitor>
   static constexpr void visit_fields(Config& c, Visitor&& visit) {
     visit("q", c.q);
@@ -75,7 +75,7 @@ struct SelectConfig {
   constexpr bool operator==(const SelectConfig&) const = default;
   static constexpr int kWarps = 8;
   static constexpr int kKeys = 64;          // of a tile
-  static constexpr int kPitch = kKeys + 8;  // floats between rows of scores: lanes that write a fragment meet no bank
+  static constexpr int kPitch = kKeys + 8;  // floats between rows of scores: writes of fragments do not conflict
   static constexpr int kSlice = 32;         // columns of keys at a time, without tensor cores
   static constexpr int threads() { return kWarps * 32; }
   constexpr bool mma() const { return d > 0; }
@@ -88,7 +88,7 @@ struct SelectConfig {
   constexpr int key_bytes() const { return mma() ? stages * kKeys * d * bytes_of(k) : kKeys * (kSlice + 1) * 4; }
   constexpr int score_bytes() const { return rows * kPitch * 4; }
   constexpr int factor_bytes() const { return rows * 2 * 4; }
-  /// Probabilities added to scores of blocks.
+  /// Bytes of probabilities that are summed to scores of blocks.
   constexpr int sum_bytes() const { return has_stats() ? score_bytes() : 0; }
   constexpr int stat_bytes(int vectors) const { return has_stats() ? round_up(vectors, 2) * 2 * 4 : 0; }
   constexpr int tile_bytes(int tiles) const { return scoring == ScoringRows::all ? tiles * kPitch * 4 : 0; }
@@ -96,7 +96,7 @@ struct SelectConfig {
   static constexpr int kKeyStateBytes = 48;  // of a tile's second list
   constexpr bool has_compressed() const { return compressed_slots > 0; }
   constexpr int key_state_bytes(int tiles) const { return has_compressed() ? tiles * kKeyStateBytes : 0; }
-  /// What each scoring row sees, where that is asked for again and again.
+  /// Bytes of what each scoring row sees, if it is needed repeatedly.
   constexpr int row_bytes(int all_rows) const {
     return has_stats() || scoring == ScoringRows::all ? round_up(all_rows, 4) * 4 : 0;
   }
@@ -107,7 +107,7 @@ struct SelectConfig {
   }
 };
 
-/// Where a list of each tile goes.
+/// The output lists of the tiles.
 struct SelectedLists {
   int* counts;   // (b, lists, tiles)
   int* indices;  // (b, lists, tiles, top)
@@ -115,7 +115,7 @@ struct SelectedLists {
   int top;
 };
 
-/// gridDim is (tiles / those of a block of threads, lists of a tile, sequences).
+/// gridDim is (tiles / tiles_together, lists of a tile, sequences).
 struct SelectParams {
   CompressionParams compression;
   HeadRows q;
@@ -125,7 +125,7 @@ struct SelectParams {
   int seqlen_q, total_q;
   SelectedLists selected;
   SelectedLists compressed;  // lists of blocks of compressed keys, if there are any
-  Divisor compressed_block;  // compressed keys
+  Divisor compressed_block;  // compressed keys of a block
   int d;
   float scale;
   Divisor shared_heads;  // query heads of a list
@@ -134,13 +134,13 @@ struct SelectParams {
   int tiles;
   int tiles_together;  // of a block of threads
   Divisor tile_rows;   // scoring rows of a tile
-  int panel_rows;      // scoring rows whose vectors meet the keys together
-  int panels;          // of the block's tiles
+  int panel_rows;      // scoring rows whose vectors are multiplied by the keys at a time
+  int panels;          // panels of the thread block's tiles
   int initial, local;
   bool causal;
   int needed;           // tokens of a compressed block that a row must have seen
   Divisor block;        // tokens
-  int blocks_together;  // whose scores are added up together
+  int blocks_together;  // blocks whose scores are added up at a time
 };
 
 }  // namespace tessera::cuda

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a kernel is given at run time. Strides in elements, pointers to device memory. Lengths, windows, layouts, sinks
-// and splits are here; of them the configuration knows at most that sequences are packed.
+// The parameters of kernels. Strides are in elements, pointers are to device memory. Lengths, windows, layouts, sinks
+// and splits are parameters; of these the configuration contains at most that sequences are packed.
 #pragma once
 
 #include "shared/types.h"
@@ -8,7 +8,7 @@
 namespace tessera::cuda {
 
 struct Strides {
-  i64 batch;  // 0 for varlen; of a page for paged
+  i64 batch;  // 0 for varlen; between pages for paged
   i64 row;
   i64 head;
 };
@@ -31,13 +31,14 @@ struct KvParams {
   int pages;
   int page_indices;   // CSR: entries of the table; 2-D: columns
   const i64* offset;  // (b), or null for the default
-  int box_rows;       // of the loader tma: rows that lie together, a divisor of what a tile takes together
+  int box_rows;       // for the TMA: rows of a box, a divisor of the adjacent rows that a tile takes
 };
 
 enum class ListForm : unsigned char { indices, bitmask, transposed };
 enum class ListHeads : unsigned char { kv, q };  // a list for all heads has a head stride of 0
 
-/// One of the two lists, strides of (batch, head, block); 0 where the list does not tell them apart.
+/// The partial or the full list. Strides are of (batch, head, block), and 0 if the list does not depend on that
+/// dimension.
 struct TileTable {
   const int* counts;    // index lists
   const void* entries;  // int32, or the uint32 words of a bitmask
@@ -46,11 +47,11 @@ struct TileTable {
   int capacity;  // entries of a row
 };
 
-/// Which keys a user's mask hides, in blocks of kMaskBlock queries by as many keys of a segment: what configurations
-/// with mask_bits are given. A query has 4 words for each key block. Bit 2n + i of word t tells of key 8n + 2t + i: as
-/// bits of a thread lie (HiddenBits in scores/element_mask.cuh). A backward's lie the other way: a key has 4 words for
-/// each block of queries (HiddenElements in backward/transposed_scores.cuh). Only blocks that the list has as partial
-/// are there.
+/// The keys that a user's mask hides, for configurations with mask_bits: in blocks of kMaskBlock queries by kMaskBlock
+/// keys of a segment. A query has 4 words for each key block. Bit 2n + i of word t is that of key 8n + 2t + i, which is
+/// the order of a thread's elements (HiddenBits in scores/element_mask.cuh). In a backward it is the reverse: a key has
+/// 4 words for each block of queries (HiddenElements in backward/transposed_scores.cuh). Only blocks that are partial
+/// in the list have bits.
 struct MaskBits {
   u32* words;
   i64 batch_stride;
@@ -59,7 +60,7 @@ struct MaskBits {
 };
 inline constexpr int kMaskBlock = 128;
 
-/// What configurations with Tiles::list are given.
+/// The parameters of configurations with Tiles::list.
 struct ListParams {
   ListForm form;
   ListHeads heads;
@@ -74,9 +75,9 @@ struct ListParams {
   MaskBits mask_bits;
 };
 
-/// What configurations with `dropout` are given.
+/// The parameters of configurations with `dropout`.
 struct DropoutParams {
-  u32 threshold;         // draws of 16 bits below it are kept
+  u32 threshold;         // elements with a 16-bit draw below it are kept
   float scale;           // of what is kept: 65536 / threshold
   u64 seed, offset;      // unless bound as tensors:
   const u64* seed_at;    // (1)
@@ -85,26 +86,27 @@ struct DropoutParams {
   i64 heads;             // query heads of a sequence
 };
 
-/// What configurations with `chunked` are given.
+/// The parameters of configurations with `chunked`.
 struct KeyChunks {
   WideDivisor size;
-  i64 above;  // a multiple of the size that is added to positions, so that none is negative
+  i64 above;  // a multiple of the size, added to positions so that none is negative
 };
 
-/// A tensor that the text of a score or mask reads. The last dimension is contiguous.
+/// A tensor that a user's score or mask reads. The last dimension is contiguous.
 struct ExtraParams {
   const void* data;
   i64 sizes[4];
   i64 strides[3];  // elements
 };
 
-/// With FwdConfig::whole_rows heads and pages are one dimension of a tensor map: how far from one to the next.
+/// With FwdConfig::whole_rows, heads and pages are one dimension of a tensor map: its steps from one head, and from one
+/// page, to the next.
 struct PageSteps {
   int head, page;
 };
 
-/// What kernels whose loader is tma are given: for each source boxes of its box_rows and a panel's columns, with
-/// FwdConfig::whole_rows of all columns; by wgmma boxes of 64 packed rows of Q, where these are boxes.
+/// The parameters of kernels that use the TMA. For each source, boxes have box_rows rows and the columns of one panel,
+/// or with FwdConfig::whole_rows all columns. With wgmma, boxes of Q have 64 packed rows, if such boxes exist.
 struct TensorMaps {
   TensorMap keys[2];
   TensorMap values[2];
@@ -113,34 +115,35 @@ struct TensorMaps {
   PageSteps key_steps, value_steps;  // with FwdConfig::whole_rows
 };
 
-/// The rows that the blocks of a grid of one dimension take: L2 group after L2 group, whose keys and values fit
-/// L2 together, of head_batches (a head of a sequence and split); in a group the last rows of every head_batch come
-/// first, then those before them. dv_parts blocks for each lie side by
-/// side. With FwdConfig::varlen `count`, `tiles` and `l2_group` are of sequences as long as the longest may be, and
-/// each has its own instead (tiles/tile_scheduler.cuh).
+/// The order in which the blocks of a one-dimensional grid take row tiles. A head_batch is a head of a sequence and
+/// split. The head_batches of an L2 group have keys and values that fit L2 together. L2 groups follow each other; in a
+/// group the last row tiles of every head_batch come first, then those before them. The dv_parts blocks of a row tile
+/// are neighbours. With FwdConfig::varlen, `count`, `tiles` and `l2_group` are those of sequences as long as the
+/// longest may be, and each sequence has its own instead (tiles/tile_scheduler.cuh).
 struct TileSchedule {
-  int count;             // of all
-  int tiles;             // of rows, of a head_batch
+  int count;             // row tiles of all head_batches
+  int tiles;             // row tiles of a head_batch
   Divisor l2_group;      // row tiles of an L2 group
   Divisor head_batches;  // of an L2 group
   Divisor heads;         // head_batches of a sequence and split
 };
 
-/// Where blocks that stay on their multiprocessor draw the numbers of further row tiles: see tiles/tile_counter.cuh.
+/// The counters from which persistent blocks draw further row tiles: see tiles/tile_counter.cuh.
 struct TileCounterParams {
-  u64* drawn;  // numbers; in the workspace; null: no block takes more than the tile of its own number
+  u64* drawn;  // tiles that were drawn; in the workspace; null: a block takes only the tile of its own index
   u64* left;   // blocks that draw no more; likewise
   u64 tag;     // of the plan, 1 to 2^40 - 1
 };
 
-/// What a forward keeps of a row for the masses of its tiles: a key's probability is exp2(S'·log2(e) − origin) / sum.
-/// Unlike the LSE neither is rounded away from the exponentials that went into it.
+/// What a forward keeps of a row for the masses of its tiles. A key's probability is exp2(S'·log2(e) − origin) / sum.
+/// Unlike the LSE, both are the exact numbers that belong to the forward's exponentials.
 struct RowSum {
   float origin;
   float sum;  // 0: no keys
 };
 
-/// cap · tanh(score / cap) as scores/score.cuh computes it. Finite for every cap: 0 · ∞ would be NaN.
+/// The constants of cap · tanh(score / cap) as scores/score.cuh computes it. For every cap they are finite, because 0 ·
+/// ∞ would be NaN.
 struct SoftcapParams {
   float cap;
   float exponent;   // 2 · log2(e) / cap
@@ -158,21 +161,21 @@ struct SoftcapParams {
   static constexpr float finite(float x) { return x < 3.40282347e38F ? x : 3.40282347e38F; }
 };
 
-/// What every pass over the same scores shares: where q, k, v, o and the LSE lie, lengths, masks, what changes scores,
-/// and which block computes which rows. Policies take this and nothing else.
+/// What all passes over the same scores share: the tensors q, k, v, o and LSE, lengths, masks, what changes scores, and
+/// the rows of each block. Policies take only this.
 struct AttentionParams {
-  bool finds_early;  // row tiles follow from these parameters alone: no lengths, positions, lists or seeds in memory
+  bool finds_early;  // row tiles depend on these parameters only: no lengths, positions, lists or seeds are in memory
   TileSchedule schedule;
   TileCounterParams tile_counter;
   const void* q;
-  void* o;     // a forward writes o and the LSE, what follows it reads them
+  void* o;     // a forward writes o and the LSE, later kernels read them
   float* lse;  // null: not wanted
   Strides q_strides;
   Strides o_strides;
   Strides lse_strides;  // of (batch, row, head)
   int batch;
   Divisor heads_a_kv;  // query heads that share a key head
-  Divisor group;       // of them packed into the rows of a tile: all, or 1
+  Divisor group;       // of these, how many are packed into the rows of a tile: all, or 1
   int d, dv;           // as the tensors have them
   int seqlen_q;        // longest sequence
   int total_q;         // varlen
@@ -181,7 +184,7 @@ struct AttentionParams {
   const i64* q_offset;
   KvParams kv[2];
 
-  i64 batch_offset, head_offset;  // where callables read batch and head
+  i64 batch_offset, head_offset;  // added to the batch and the head that callables get
   float scale;
   SoftcapParams softcap;  // of configurations with `softcap`
   const float* slopes;    // ALiBi: (heads) or (batch, heads)
@@ -192,75 +195,78 @@ struct AttentionParams {
   DropoutParams dropout;
   ListParams list;
 
-  // Inclusive and signed; left = most negative end when unbounded: see kUnbounded.
+  // Inclusive and signed. A side without a limit is kUnbounded.
   i64 window_left, window_right;
   i64 compressed_length, compressed_stride;  // of configurations with `compressed_causal`
   KeyChunks chunk;
 
-  Divisor splits;  // parts of the keys that blocks of their own walk
+  Divisor splits;  // parts of the keys, each with its own blocks
 
-  ExtraParams extras[4];  // of the score's text, then of the mask's
+  ExtraParams extras[4];  // those of the user's score, then those of the mask
 };
 
 struct FwdParams : AttentionParams {
   RowSum* row_sums;  // null: not wanted, as with splits
   Strides row_sum_strides;
-  // With splits o and lse are partial results, split by split, each normalised by its own sum and without the sink;
+  // With splits, o and lse are partial results, split by split. Each is normalised by its own sum, without the sink;
   // `combine` merges them.
   i64 o_split;
   i64 lse_split;
 };
 
-/// What configurations that keep the residual of O are given. Others know nothing of it: their parameters, and so their
-/// instructions, stay as they were.
+/// The parameters of configurations that store the residual of O. Others do not have these fields, so that their
+/// parameters and thus their instructions are the same as without the feature.
 struct ResidualFwdParams : FwdParams {
   signed char* o_residual;
   Strides o_residual_strides;
 };
 
-/// What configurations with has_descales() are given: descales by key head, (batch, key heads); with `descales_keys`
-/// those of q (batch, heads, blocks) and of k (batch or pages, key heads, blocks), blocks of `tokens`.
+/// The parameters of configurations with has_descales(): descales by key head, (batch, key heads). With
+/// `descales_keys`, those of q are (batch, heads, blocks) and those of k (batch or pages, key heads, blocks), with
+/// blocks of `tokens`.
 struct DescaleParams {
   const float* q;  // of configurations whose q has 8 bits
   const float* k;
-  const float* v;  // of configurations whose v has
+  const float* v;  // of configurations whose v has 8 bits
   i64 q_batch, q_head;
   i64 k_batch, k_head;
   i64 v_batch, v_head;
   Divisor tokens;
-  bool packed_q, packed_k;  // by token of packed sequences: counted from the first sequence's
+  bool packed_q, packed_k;  // by token of packed sequences: counted from the first sequence's first
   const float* mean;        // of k (batch, key heads, d), with `smooth`
   i64 mean_batch, mean_head;
 };
 
-/// A skip state, which a forward moves on a step in place (docs/skip-state.md). Strides of (batch, head, block); rows
-/// of tiles are contiguous.
+/// A skip state, which a forward advances by a step in place (docs/skip-state.md). Strides are of (batch, head, block);
+/// entries of a row are contiguous.
 struct SkipParams {
-  u32* bits;  // FwdParams::list's, with the strides of its entries
+  u32* bits;  // the bitmask of FwdParams::list, with the strides of its entries
   unsigned char* codes;
   i64 code_strides[3];
-  float* lse;  // of the step before, then of this one
+  float* lse;  // of the previous step, then of this one
   Strides lse_strides;
   const float* thresholds;  // (heads)
   i64 threshold_stride;
-  const int* step;       // of the rule `threshold`: odd ones walk from the last key to the first
+  const int* step;       // with rule `threshold`: odd steps walk from the last key to the first
   const u32* must_do;    // (words), or null
   const u32* must_skip;  // likewise
   int growth;
-  // In the workspace. By wgmma (block, 2, warp, key block): what the warps' rows say of the tiles of the row tile in
-  // work and of the one before. By mma.sync of the rule `threshold` (batch, head, query block, word): the next list.
+  // In the workspace. With wgmma, `partials` (thread block, 2, warp, key block): what the warps' rows measure of the
+  // tiles in the current row tile and in the previous one. With mma.sync and rule `threshold`, `next` (batch, head,
+  // query block, word): the next list.
   float* partials;
   u32* next;
   int heads;
   int query_blocks;
 };
 
-/// What configurations with `skip` are given.
+/// The parameters of configurations with `skip`.
 struct SkipFwdParams : ResidualFwdParams {
   SkipParams skip;
 };
 
-/// Beyond what two positions, of 2^60 at most, and a side of a window, of as much, come to; sums with it still fit.
+/// A side of a window without a limit. It exceeds the sum of two positions, of 2^60 at most, and a side of a window, of
+/// 2^60 at most; sums with it still fit 64 bits.
 inline constexpr i64 kUnbounded = i64{1} << 62;
 
 }  // namespace tessera::cuda

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What host and device code say alike. Compiled by g++ and NVRTC: no std headers anywhere in src/shared.
+// Types that host and device code share. g++ and NVRTC compile src/shared, so no file there includes std headers.
 #pragma once
 
 namespace tessera::cuda {
@@ -8,7 +8,7 @@ using i64 = long long;
 using u32 = unsigned int;
 using u64 = unsigned long long;
 
-/// How an enumerator is written: in a kernel's source as type::word, in its name as word.
+/// How an enumerator is spelled: type::word in a kernel's source, word in its name.
 struct Spelling {
   const char* type;
   const char* word;
@@ -37,11 +37,11 @@ constexpr Spelling spelling(Element element) {
 constexpr bool has_eight_bits(Element element) { return element > Element::fp32; }
 constexpr int bytes_of(Element element) { return element == Element::fp32 ? 4 : has_eight_bits(element) ? 1 : 2; }
 
-/// What a thread copies at once and a swizzle exchanges.
+/// The bytes that a thread copies at once, and the unit that the swizzle permutes.
 inline constexpr int kChunkBytes = 16;
 constexpr int elements_of_chunk(Element element) { return kChunkBytes / bytes_of(element); }
 
-/// What one product of tensor cores takes of a row of A and a column of B, whatever their type.
+/// The bytes of a row of A, and of a column of B, that one mma or wgmma takes, whatever their type.
 inline constexpr int kProductBytes = 32;
 constexpr int depth_of_product(Element element) { return kProductBytes / bytes_of(element); }
 
@@ -55,18 +55,18 @@ constexpr Int round_up(Int a, Int b) {
   return divide_up(a, b) * b;
 }
 
-/// A count that numbers of 32 bits in memory reach at most: of more, as many as they can.
+/// Clamps a count to the largest int: 32-bit counts and indices in memory cannot exceed it.
 constexpr int reachable(i64 count) {
   constexpr int most = 0x7fffffff;
   return count < most ? static_cast<int>(count) : most;
 }
 
-/// Columns of a panel, 128 or 64 bytes, into which rows of so many columns are cut in shared memory: see SharedTile.
+/// The columns of a panel. SharedTile cuts rows of `columns` columns into panels of 128 or 64 bytes.
 constexpr int columns_of_panel(Element element, int columns) {
   return (columns * bytes_of(element) % 128 == 0 ? 128 : 64) / bytes_of(element);
 }
 
-/// What TMA knows of a tensor (the driver's CUtensorMap): opaque, passed to kernels by value as a
+/// The description of a tensor for the TMA (the driver's CUtensorMap). It is opaque; kernels get it by value as a
 /// __grid_constant__ parameter.
 struct alignas(64) TensorMap {
   u64 words[16];
@@ -89,7 +89,7 @@ struct Divisor {
   }
 };
 
-/// Division of 64-bit numbers, by ptx::remainder.
+/// The divisor of ptx::remainder, for 64-bit numbers.
 struct WideDivisor {
   u64 value = 1;
   u64 inverse = ~u64{0};

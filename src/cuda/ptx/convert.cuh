@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// PTX ISA 9.7.9.21, cvt: two 16-bit values of a 32-bit register to fp32, where a bf16 is the upper half; fp32 to 8
-// bits, and 8 bits to fp16.
+// Conversions (PTX ISA 9.7.9.21, cvt): two 16-bit values of a 32-bit register to fp32, fp32 to 8 bits, and 8 bits to
+// fp16. A bf16 is the upper half of an fp32 and needs no cvt.
 #pragma once
 
 #include "shared/types.h"
@@ -19,8 +19,8 @@ __device__ __forceinline__ void unpack(u32 both, float& low, float& high) {
   }
 }
 
-/// Two numbers rounded to e4m3 or e5m2, to nearest, ties to even; `low` goes into the low byte. What is out of range
-/// becomes the largest number of its sign. SM89 and newer.
+/// Rounds two numbers to e4m3 or e5m2, to nearest, ties to even; `low` goes into the low byte. Numbers out of range
+/// become the largest finite number of their sign. SM89 and newer.
 template <Element type>
 __device__ __forceinline__ u32 pack_bytes(float low, float high) {
   unsigned short both;
@@ -32,7 +32,7 @@ __device__ __forceinline__ u32 pack_bytes(float low, float high) {
   return both;
 }
 
-/// Four numbers rounded to e4m3 likewise, the first into the lowest byte. SM89 and newer.
+/// Rounds four numbers to e4m3 likewise; the first goes into the lowest byte. SM89 and newer.
 __device__ __forceinline__ u32 pack_e4m3(float a, float b, float c, float d) {
   u32 bytes;
   asm("{.reg .b16 low, high;\n"
@@ -44,7 +44,7 @@ __device__ __forceinline__ u32 pack_e4m3(float a, float b, float c, float d) {
   return bytes;
 }
 
-/// Bytes 0 and 1 of e4m3 or e5m2 to two numbers of fp16, NaN and infinities too. SM89 and newer.
+/// Converts bytes 0 and 1, of e4m3 or e5m2, to two fp16 numbers; NaN and infinities are kept. SM89 and newer.
 template <Element type>
 __device__ __forceinline__ u32 unpack_bytes(u32 bytes) {
   u32 both;

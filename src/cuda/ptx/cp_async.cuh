@@ -11,7 +11,7 @@ __device__ __forceinline__ u32 shared_address(const void* pointer) {
   return static_cast<u32>(__cvta_generic_to_shared(pointer));
 }
 
-/// 16 bytes past L1.
+/// Copies 16 bytes; they bypass L1.
 __device__ __forceinline__ void cp_async_16(u32 to, const void* from) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;\n" ::"r"(to), "l"(from) : "memory");
 }
@@ -22,7 +22,7 @@ __device__ __forceinline__ void cp_async_16_or_zeros(u32 to, const void* from, b
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;\n" ::"r"(to), "l"(from), "r"(bytes) : "memory");
 }
 
-/// 4 bytes, likewise.
+/// The same for 4 bytes, which go through L1.
 __device__ __forceinline__ void cp_async_4_or_zeros(u32 to, const void* from, bool valid) {
   const int bytes = valid ? 4 : 0;
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;\n" ::"r"(to), "l"(from), "r"(bytes) : "memory");
@@ -30,7 +30,7 @@ __device__ __forceinline__ void cp_async_4_or_zeros(u32 to, const void* from, bo
 
 __device__ __forceinline__ void cp_async_commit() { asm volatile("cp.async.commit_group;\n" ::: "memory"); }
 
-/// Waits until at most `pending` of this thread's groups are under way.
+/// Waits until at most the `pending` groups that this thread has committed last are in flight.
 template <int pending>
 __device__ __forceinline__ void cp_async_wait() {
   asm volatile("cp.async.wait_group %0;\n" ::"n"(pending) : "memory");

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// PTX ISA 9.7.9.8 and 9.7.9.12: memory that a kernel reads once or writes once, and counts that blocks wait for.
+// Accesses to global memory (PTX ISA 9.7.9.8 and 9.7.9.12): data that a kernel reads or writes only once, and counts
+// for which blocks wait.
 #pragma once
 
 #include "shared/types.h"
 
 namespace tessera::cuda::ptx {
 
-/// 16 bytes that L1 need not keep. Volatile: loads are issued in the order in which they are written down.
+/// Loads 16 bytes without allocating a line of L1. It is volatile, so that loads are issued in source order.
 __device__ __forceinline__ void load_once_16(u32 (&value)[4], const void* from) {
   asm volatile("ld.global.L1::no_allocate.v4.b32 {%0, %1, %2, %3}, [%4];\n"
                : "=r"(value[0]), "=r"(value[1]), "=r"(value[2]), "=r"(value[3])
@@ -14,15 +15,15 @@ __device__ __forceinline__ void load_once_16(u32 (&value)[4], const void* from) 
                : "memory");
 }
 
-/// Has an address in global memory computed before what follows, a branch or a wait.
+/// Makes the compiler compute an address in global memory here, before the branch or wait that follows.
 template <class T>
 __device__ __forceinline__ void known_here(T*& address) {
   asm volatile("" : "+l"(address));
   __builtin_assume(__isGlobal(address));
 }
 
-/// Integer `index` of an array of int32 or int64; without an array the index. No branch, so that what does not depend
-/// on it is computed while it is on its way.
+/// Loads element `index` of an array of int32 or int64; without an array, returns `index`. There is no branch, so that
+/// code that does not depend on the element runs while the load is in flight.
 __device__ __forceinline__ i64 load_index(const void* array, bool is_long, int index) {
   u32 low = static_cast<u32>(index), high = 0;
   const u64 first = reinterpret_cast<u64>(array);
@@ -42,8 +43,8 @@ __device__ __forceinline__ i64 load_index(const void* array, bool is_long, int i
   return static_cast<i64>(static_cast<u64>(is_long ? high : sign) << 32 | low);
 }
 
-/// Until a count in memory is `least` or more, and what the block that raised it had done before is done. That must be
-/// a block in front of this one in the grid: one behind it may never begin.
+/// Waits until a count in memory is at least `least`. What the block that raised it had written before is then visible.
+/// That block must be earlier in the grid than this one, because a later block may never begin.
 __device__ __forceinline__ void await_count(const int* count, int least) {
   asm volatile(
       "{\n"
@@ -57,15 +58,15 @@ __device__ __forceinline__ void await_count(const int* count, int least) {
       "r"(least)
       : "memory");
 }
-/// Orders sums by TMA, before it and behind it, with counts.
+/// A proxy fence between reductions by the TMA, before or after it, and accesses to counts.
 __device__ __forceinline__ void fence_sums() { asm volatile("fence.proxy.async.global;\n" ::: "memory"); }
-/// For await_count() of other blocks, behind what the thread has done. A count never falls: where wrong sequence
-/// boundaries make two sequences share one, nobody waits forever.
+/// Raises a count for await_count() of other blocks, after this thread's earlier writes. A count never falls, so that
+/// no block waits forever if wrong sequence boundaries make two sequences share a count.
 __device__ __forceinline__ void raise_count(int* count, int value) {
   asm volatile("red.release.gpu.global.max.s32 [%0], %1;\n" ::"l"(count), "r"(value) : "memory");
 }
 
-/// 16 bytes that no kernel soon reads: the first that L2 gives up.
+/// Stores 16 bytes that no kernel reads soon: L2 evicts them first.
 __device__ __forceinline__ void store_once_16(void* to, const u32 (&value)[4]) {
   asm volatile("st.global.cs.v4.b32 [%0], {%1, %2, %3, %4};\n" ::"l"(to), "r"(value[0]), "r"(value[1]), "r"(value[2]),
                "r"(value[3])

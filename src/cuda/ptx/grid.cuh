@@ -1,21 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
-// PTX ISA 9.7.13.13: kernels that begin before the one in front of them has ended (programmatic dependent launch); SM90
-// and newer, elsewhere nothing. A kernel that is launched so must wait in every block: before it touches memory, or,
-// where the kernel in front has waited for all that it reads, and neither reads what the other writes, before it ends.
+// Programmatic dependent launch (PTX ISA 9.7.13.13): a kernel may begin before the kernel ahead of it in the stream has
+// ended. SM90 and newer; elsewhere these functions do nothing. Every block of such a kernel must wait before it
+// accesses memory. It may wait as late as before it ends if the kernel ahead has waited for all that this kernel reads,
+// and neither reads what the other writes.
 #pragma once
 
 #include "shared/types.h"
 
 namespace tessera::cuda::ptx {
 
-/// Until the kernels in front have ended and what they wrote is here.
+/// Waits until the kernels ahead have ended and their writes are visible.
 __device__ __forceinline__ void griddepcontrol_wait() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;\n" ::: "memory");
 #endif
 }
 
-/// The kernel behind may begin, as far as there is room for its blocks beside all of this kernel's.
+/// Lets the next kernel begin once all blocks of this kernel have called this, as far as there is room for its blocks.
 __device__ __forceinline__ void griddepcontrol_launch() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;\n" ::: "memory");

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// PTX ISA 9.7.14.5.15: four 8x8 matrices of 16-bit elements from shared memory to a warp.
+// ldmatrix (PTX ISA 9.7.14.5.15) loads four 8x8 matrices of 16-bit elements from shared memory to a warp.
 //
-// Lane l gives the address of row l % 8 of matrix l / 8 (16 bytes a row) and receives in register i of matrix i:
+// Lane l gives the address of row l % 8 of matrix l / 8 (16 bytes a row). In register i it receives, of matrix i:
 //
 //     plain      row l / 4, columns 2·(l % 4) and + 1
 //     transposed column l / 4, rows 2·(l % 4) and + 1
@@ -25,7 +25,7 @@ __device__ __forceinline__ void ldmatrix_x4_transposed(u32 (&to)[4], u32 row_add
                : "memory");
 }
 
-/// PTX ISA 9.7.14.5.16: the way back, plain; SM90 and newer.
+/// Stores four matrices, not transposed (PTX ISA 9.7.14.5.16). SM90 and newer.
 __device__ __forceinline__ void stmatrix_x4(u32 row_address, const u32 (&from)[4]) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};\n" ::"r"(row_address), "r"(from[0]),
                "r"(from[1]), "r"(from[2]), "r"(from[3])

@@ -35,7 +35,7 @@ __device__ __forceinline__ float reciprocal(float x) {
   return y;
 }
 
-/// Two numbers rounded to the nearest, ties to even; `low` goes into the low half.
+/// Rounds two numbers to 16 bits, to nearest, ties to even; `low` goes into the low half.
 template <Element type>
 __device__ __forceinline__ u32 pack(float low, float high) {
   u32 both;
@@ -47,7 +47,7 @@ __device__ __forceinline__ u32 pack(float low, float high) {
   return both;
 }
 
-/// a · b + c of both halves.
+/// Computes a · b + c of both halves.
 template <Element type>
 __device__ __forceinline__ u32 fma_pair(u32 a, u32 b, u32 c) {
   u32 both;
@@ -65,7 +65,7 @@ __device__ __forceinline__ void store_16(void* to, const u32 (&value)[4]) {
                : "memory");
 }
 
-/// store_16 by lanes where `is_wanted`, by a predicate: a branch would compute the address again behind it.
+/// store_16 of lanes with `is_wanted`, by a predicate: after a branch the compiler would compute the address again.
 __device__ __forceinline__ void store_16_if(bool is_wanted, void* to, const u32 (&value)[4]) {
   asm volatile(
       "{\n.reg .pred wanted;\nsetp.ne.b32 wanted, %0, 0;\n"
@@ -118,7 +118,8 @@ __device__ __forceinline__ void store_shared_8(u32 to, float a, float b) {
   asm volatile("st.shared.v2.f32 [%0], {%1, %2};\n" ::"r"(to), "f"(a), "f"(b) : "memory");
 }
 
-/// base + count · stride in one instruction, which the compiler makes four of once it has widened the stride elsewhere.
+/// Returns base + count · stride, by one instruction. The compiler would use four if it has widened the stride
+/// elsewhere.
 __device__ __forceinline__ const char* advance(const char* base, int count, int stride) {
   i64 address;
   asm("mad.wide.s32 %0, %1, %2, %3;\n" : "=l"(address) : "r"(count), "r"(stride), "l"(base));
@@ -132,7 +133,7 @@ __device__ __forceinline__ int divide_by_more_than_one(int x, const Divisor& div
 /// Floor of x / divisor for 0 <= x < 2^31.
 __device__ __forceinline__ int divide(int x, const Divisor& divisor) {
   const u32 quotient = __umulhi(static_cast<u32>(x), divisor.multiplier) >> divisor.shift;
-  return divisor.value == 1 ? x : static_cast<int>(quotient);  // selected: a branch would cost others registers
+  return divisor.value == 1 ? x : static_cast<int>(quotient);  // a selection: a branch would cost registers elsewhere
 }
 
 /// x mod divisor for any x: the quotient from the rounded inverse is exact or one too small.

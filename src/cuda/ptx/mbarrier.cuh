@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// PTX ISA 9.7.13.15: barriers in shared memory that count arrivals and bytes of asynchronous copies; SM90 and newer. A
-// phase ends when all arrivals and bytes are in; waits name its parity, 0 for the first. Because of that, a wait for a
-// phase passes at once, wrongly, while the phase before it has not ended: a thread must know that it has before it
-// waits. That the copy into another stage has completed does not tell it so: copies complete in any order.
+// mbarriers (PTX ISA 9.7.13.15): barriers in shared memory that count arrivals and bytes of asynchronous copies; SM90
+// and newer. A phase ends when all its arrivals and bytes have come. A wait names the parity of its phase, 0 for the
+// first. So it passes at once, wrongly, if the phase before its own has not ended: a thread must know that it has
+// before it waits. The end of a copy into another stage does not prove that, because copies complete in any order.
 #pragma once
 
 #include "shared/types.h"
@@ -25,7 +25,7 @@ __device__ __forceinline__ void mbarrier_arrive(u32 barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];\n" ::"r"(barrier) : "memory");
 }
 
-/// One arrival, and `bytes` more to wait for.
+/// Arrives, and adds `bytes` to those for which the phase waits.
 __device__ __forceinline__ void mbarrier_arrive_expecting(u32 barrier, u32 bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;\n" ::"r"(barrier), "r"(bytes) : "memory");
 }
@@ -42,7 +42,7 @@ __device__ __forceinline__ void mbarrier_wait(u32 barrier, u32 parity) {
       : "memory");
 }
 
-/// Whether the phase has ended, without waiting.
+/// Returns whether the phase has ended, without waiting.
 __device__ __forceinline__ bool mbarrier_test(u32 barrier, u32 parity) {
   u32 ended;
   asm volatile(

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// PTX ISA 9.7.14.5.8: mma.sync.m16n8k16 of 16-bit operands with fp32 accumulation, SM80 and newer; of e4m3 m16n8k32,
-// SM89 and newer, where four columns of A, or rows of B, stand for two; of int8 the same with sums of 32 bits, SM80 and
-// newer.
+// mma.sync (PTX ISA 9.7.14.5.8): m16n8k16 of 16-bit operands with fp32 accumulation, SM80 and newer; m16n8k32 of e4m3
+// with fp32 accumulation, SM89 and newer; m16n8k32 of int8 with int32 accumulation, SM80 and newer. In a register of
+// m16n8k32 four columns of A, or rows of B, take the place of two.
 //
 // With g = lane / 4 and t = lane % 4, a lane holds
 //
@@ -11,7 +11,7 @@
 //                a[3] row g+8   columns 2t+8, 2t+9      C (16x8)  c[0], c[1] row g        columns 2t, 2t+1
 //                                                                 c[2], c[3] row g+8      columns 2t, 2t+1
 //
-// so that two neighbouring C tiles, rounded to 16 bits, are an A tile without moving a value.
+// So two neighbouring C tiles, rounded to 16 bits, are an A tile: each lane has the values that it needs.
 #pragma once
 
 #include "shared/types.h"

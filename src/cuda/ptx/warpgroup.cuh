@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// PTX ISA 9.7.13.1 and 9.7.19.5: barriers of some of a block's warps, and registers that a warpgroup gives or takes.
+// Named barriers of some of a block's warps (PTX ISA 9.7.13.1), and setmaxnreg, which moves registers between
+// warpgroups (PTX ISA 9.7.19.5).
 #pragma once
 
 #include "shared/types.h"
@@ -12,24 +13,26 @@
 
 namespace tessera::cuda::ptx {
 
-/// Barrier `id` from 1 on (0 is __syncthreads) of `threads` threads, whole warps, which all wait at this one place.
+/// Waits at barrier `id`, from 1 on (0 is __syncthreads), for `threads` threads. They are whole warps, which all reach
+/// it by this same instruction.
 __device__ __forceinline__ void barrier_sync(int id, int threads) {
   asm volatile("bar.sync %0, %1;\n" ::"r"(id), "r"(threads) : "memory");
 }
 
-/// The same for warps of several kinds, each with a place of its own: bar.sync is barrier.sync.aligned.
+/// The same for warps that reach the barrier in different branches. bar.sync, which is barrier.sync.aligned, does not
+/// allow that.
 __device__ __forceinline__ void barrier_sync_of_branches(int id, int threads) {
   asm volatile("barrier.sync %0, %1;\n" ::"r"(id), "r"(threads) : "memory");
 }
 
-/// Counts this thread at the barrier and goes on.
+/// Arrives at the barrier without waiting.
 __device__ __forceinline__ void barrier_arrive(int id, int threads) {
   asm volatile("bar.arrive %0, %1;\n" ::"r"(id), "r"(threads) : "memory");
 }
 
-/// Registers a thread from here on, a multiple of 8; all warps of a warpgroup. Plain forms of an architecture (sm_120,
-/// for compilers that know no sm_120f) lack the instruction: there all keep what they began with, and the compiler
-/// spills.
+/// Sets the registers of a thread, a multiple of 8, from here on; all warps of a warpgroup call this. Targets without a
+/// suffix (sm_120, for compilers that do not know sm_120f) lack the instruction: there all warps keep the registers
+/// with which they began, and ptxas spills.
 template <int registers>
 __device__ __forceinline__ void setmaxnreg_dec() {
 #if TESSERA_HAS_SETMAXNREG
@@ -43,21 +46,21 @@ __device__ __forceinline__ void setmaxnreg_inc() {
 #endif
 }
 
-/// A value that is the same in all lanes, said so that it may lie in a uniform register, as what descriptors of
-/// products are made of must.
+/// Returns x, which is the same in all lanes, in a form that shows this to ptxas. ptxas can then keep x in a uniform
+/// register, as it must keep the descriptors of wgmma.
 template <class T>
 __device__ __forceinline__ T uniform(T x) {
   return __shfl_sync(0xffffffffU, x, 0);
 }
 
-/// x itself. What follows from it is computed where this stands, instead of once and then kept where registers are
-/// short.
+/// Returns x. Values that depend on the result are computed here, not once at an earlier place and then kept in
+/// registers.
 __device__ __forceinline__ int afresh(int x) {
   asm volatile("" : "+r"(x));
   return x;
 }
 
-/// threadIdx.x, which is read where this stands: the assembler uses no copy from before (PTX ISA 10.1, %tid).
+/// Reads threadIdx.x here: ptxas does not reuse a value that was read before (PTX ISA 10.1, %tid).
 __device__ __forceinline__ int thread_index() {
   int index;
   asm volatile("mov.u32 %0, %%tid.x;\n" : "=r"(index));

@@ -1,43 +1,44 @@
 // SPDX-License-Identifier: Apache-2.0
-// PTX ISA 9.7.15: products by the four warps of a warpgroup together, m64nNk16 of 16-bit operands and m64nNk32 of e4m3
-// with fp32 accumulation, m64nNk32 of int8 with sums of 32 bits, asynchronous; SM90 alone (sm_90a).
+// wgmma (PTX ISA 9.7.15): asynchronous products by the four warps of a warpgroup together, m64nNk16 of 16-bit operands
+// and m64nNk32 of e4m3 with fp32 accumulation, m64nNk32 of int8 with int32 accumulation; SM90 only (sm_90a).
 //
 // D (64 x N): warp w of the group holds rows 16w … 16w + 15, as N / 8 tiles C (16 x 8) of ptx/mma_sync.cuh side by
-// side. A (64 x 16) comes from shared memory, or from registers: the A (16 x 16) of mma_sync.cuh of each warp. B
-// (16 x N) comes from shared memory; a descriptor names a matrix there:
+// side. A (64 x 16) comes from shared memory or from registers, where each warp has its 16 rows as the A (16 x 16) of
+// mma_sync.cuh. B (16 x N) comes from shared memory. A descriptor describes a matrix in shared memory:
 //
 //     bits  0–13  address / 16                       16–29  leading offset / 16      32–45  stride offset / 16
 //           62–63  swizzle: 1 = 128-byte rows, 2 = 64-byte rows (tile/swizzle.cuh)
 //
-// Rows along the products' depth (Q, K): eight rows follow each other; the stride offset leads to the next eight. Of
-// 8 bits these are the only ones; in registers a lane has four neighbours of A (64 x 32) where it has two of 16 bits.
-// Rows across it (V, "transposed"): the stride offset leads to the next eight rows, the leading one to the next panel.
+// K-major matrices, whose rows run along k (Q, K): the stride offset is the distance from eight rows to the next eight.
+// 8-bit operands are always K-major. In registers, a lane has four neighbours of an 8-bit A (64 x 32) where it has two
+// of a 16-bit A. MN-major ("transposed") matrices, whose rows run across k (V): the stride offset is the distance from
+// eight rows to the next eight, the leading offset that from a panel to the next.
 #pragma once
 
 #include "shared/types.h"
 
 namespace tessera::cuda::ptx {
 
-/// Before the first product, and after registers of one were touched.
+/// Must precede the first product, and any product after an access to its registers.
 __device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;\n" ::: "memory"); }
 __device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;\n" ::: "memory"); }
-/// Until at most `later` groups that were committed last are under way.
+/// Waits until at most the `later` groups that were committed last are in flight.
 template <int later>
 __device__ __forceinline__ void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;\n" ::"n"(later) : "memory");
 }
 
-/// Keeps the compiler from using a result in front of the wait before this.
+/// Keeps the compiler from moving uses of a result before the wait that precedes this.
 __device__ __forceinline__ void wgmma_settle(float& result) { asm volatile("" : "+f"(result)::"memory"); }
 __device__ __forceinline__ void wgmma_settle(int& result) { asm volatile("" : "+r"(result)::"memory"); }
 
-/// Says that nobody wants the old value any more: a product takes what it overwrites as an operand, which would keep it
-/// in its register.
+/// Tells the compiler that the old value is not needed. The asm of a product has its results as inputs too, even if it
+/// overwrites them, which would keep the old value in its register.
 __device__ __forceinline__ void wgmma_discard(float& result) { asm volatile("" : "=f"(result)); }
 
-/// Keeps a wait that follows behind the computation of `sum`, which is never negative: a wait has no operands, so that
-/// the assembler would move it in front, and what is to run beside the products would run after them. It does not move
-/// one over an arrival at a barrier; this one at `barrier` never happens.
+/// Keeps the wait that follows this after the computation of `sum`, which is never negative. A wait has no operands, so
+/// that ptxas would move it before that computation, which could then not overlap the products. ptxas does not move a
+/// wait across an arrival at an mbarrier. The arrival here, at `barrier`, is never executed.
 __device__ __forceinline__ void wgmma_wait_after(float sum, u32 barrier) {
   asm volatile(
       "{\n"
@@ -53,7 +54,7 @@ __device__ __forceinline__ void wgmma_wait_after(float sum, u32 barrier) {
 template <int n, Element type>
 struct Wgmma;
 
-// The registers of eight columns of tiles as operands, and their numbers in the text.
+// 4 and 16 registers of D (8 and 32 columns) as operands of asm, and the numbers of 16 operands in its text.
 #define TESSERA_D4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
 #define TESSERA_D16(i) TESSERA_D4(i), TESSERA_D4(i + 4), TESSERA_D4(i + 8), TESSERA_D4(i + 12)
 #define TESSERA_I4(i) "+r"(d[i]), "+r"(d[i + 1]), "+r"(d[i + 2]), "+r"(d[i + 3])
@@ -67,7 +68,8 @@ struct Wgmma;
 #define TESSERA_N6 "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111"
 #define TESSERA_N7 "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
 
-// `text`, `numbers` and `operands` of N / 2 registers; the numbers of those that follow.
+// `text`: the element type in PTX; `numbers`: the operand numbers of the N / 2 registers of D; `i0` to `i5`: those of
+// the operands that follow.
 #define TESSERA_WGMMA(n, element, text, numbers, i0, i1, i2, i3, i4, i5, ...)                                       \
   template <>                                                                                                       \
   struct Wgmma<n, Element::element> {                                                                               \
@@ -91,7 +93,7 @@ struct Wgmma;
                    : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(add)));               \
     }                                                                                                               \
   }
-// Of e4m3 nothing is transposed.
+// e4m3 operands cannot be transposed.
 #define TESSERA_WGMMA_E4M3(n, numbers, i0, i1, i2, i3, i4, i5, ...)                                                  \
   template <>                                                                                                        \
   struct Wgmma<n, Element::e4m3> {                                                                                   \
@@ -138,7 +140,7 @@ TESSERA_WGMMA_OF(256,
                  "128", "129", "130", "131", "132", "133", TESSERA_D16(0), TESSERA_D16(16), TESSERA_D16(32),
                  TESSERA_D16(48), TESSERA_D16(64), TESSERA_D16(80), TESSERA_D16(96), TESSERA_D16(112));
 
-// Of int8 scores are wanted only, from shared memory.
+// int8 is used only for scores, whose operands are in shared memory.
 #define TESSERA_WGMMA_INT8(n, numbers, i0, i1, i2, ...)                                                              \
   template <>                                                                                                        \
   struct Wgmma<n, Element::int8> {                                                                                   \

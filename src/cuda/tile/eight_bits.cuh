@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-// fp32 to elements of 8 bits, to nearest, ties to even (docs/quantization.md).
+// Conversion of fp32 to elements of 8 bits, to nearest, ties to even (docs/quantization.md).
 #pragma once
 
 #include "cuda/ptx/convert.cuh"
 
 namespace tessera::cuda {
 
-/// What the largest number of a type of 8 bits is, and from which magnitude on a number is out of range.
+/// `largest` is the largest finite number of an 8-bit type. Numbers of magnitude `end` and above are out of range.
 template <Element type>
 struct EightBits {
   static_assert(has_eight_bits(type));
   static constexpr float largest = type == Element::e4m3 ? 448.0F : type == Element::e5m2 ? 57344.0F : 127.0F;
   static constexpr float end = type == Element::e4m3 ? 464.0F : type == Element::e5m2 ? 61440.0F : 127.5F;
 
-  /// Counted: NaN too where the type has none.
+  /// Whether x counts as saturated. NaN does if the type has no NaN.
   static __device__ __forceinline__ bool is_out_of_range(float x) {
     return type == Element::int8 ? !(fabsf(x) < end) : fabsf(x) >= end;
   }
@@ -33,7 +33,8 @@ struct EightBits {
     } else {
       constexpr u32 digits = type == Element::e4m3 ? 3 : 2;
       constexpr u32 bias = type == Element::e4m3 ? 7 : 15;
-      // A number whose last digit is that of the type's subnormals: what is added to it is rounded to these.
+      // The last mantissa bit of `step` is worth the type's smallest subnormal number. So adding a number to it rounds
+      // that number to a multiple of the smallest subnormal.
       constexpr float step = __builtin_bit_cast(float, (127U + 24U - bias - digits) << 23U);
       constexpr float normal = __builtin_bit_cast(float, (127U + 1U - bias) << 23U);
       const u32 sign = __float_as_uint(x) >> 24U & 0x80U;

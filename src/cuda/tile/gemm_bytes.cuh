@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Products of a warp's rows of 16 bits with a shared tile of 8 bits, which become 16 bits in registers; every e4m3 and
-// e5m2 is a number of fp16 and of bf16. The tile lies in shared memory as one of 16-bit elements with half as many
-// columns, of which ldmatrix brings a thread two neighbours, four bytes:
+// Products of a warp's 16-bit rows with an 8-bit tile in shared memory, whose elements become 16 bits in registers,
+// which is exact. ldmatrix reads the tile as one of 16-bit elements with half as many columns. A register thus has four
+// bytes:
 //
 //     K  columns 4t to 4t + 3 of a key. They stand for columns 2t, 2t + 1, 2t + 8, 2t + 9 of 16; A's columns, of Q, are
 //        read in the same order (load_rows_of_bytes), so that sums over them are those wanted.
@@ -14,7 +14,8 @@
 
 namespace tessera::cuda {
 
-/// S += A · Kᵀ for 32 columns: K (keys, d) in shared memory, A's two columns of tiles in registers.
+/// S += A · Kᵀ for 32 columns. K (keys, d) is in shared memory, and A's fragments of two 16-column tiles are in
+/// registers.
 template <Element type, class KTile, int row_tiles>
 __device__ __forceinline__ void multiply_byte_keys(Accumulator<row_tiles, KTile::rows / 8>& s,
                                                    const u32 (&a)[2][row_tiles][4], u32 address, int pair) {
@@ -35,7 +36,7 @@ __device__ __forceinline__ void multiply_byte_keys(Accumulator<row_tiles, KTile:
   }
 }
 
-/// O += P · V for one tile of 16 keys: P's column of tiles in registers, V (keys, dv) in shared memory.
+/// O += P · V for 16 keys. P's fragments are in registers, V (keys, dv) is in shared memory.
 template <Element type, class VTile, int row_tiles>
 __device__ __forceinline__ void multiply_byte_values(Accumulator<row_tiles, VTile::columns / 8>& o,
                                                      const u32 (&p)[row_tiles][4], u32 address, int key_tile) {
@@ -57,12 +58,12 @@ __device__ __forceinline__ void multiply_byte_values(Accumulator<row_tiles, VTil
   }
 }
 
-/// Columns of O in the order of C tiles, times a factor. Of 16 columns a thread has 4t to 4t + 3: even ones in the left
-/// tile, odd ones in the right.
+/// Puts the columns of O in the order of C tiles and multiplies them by a factor. Of each 16 columns a thread has 4t to
+/// 4t + 3 before: even ones in the left tile, odd ones in the right.
 template <int row_tiles, int column_tiles>
 __device__ __forceinline__ void restore_columns(Accumulator<row_tiles, column_tiles>& o, float factor, int lane) {
   const bool is_odd = lane % 2 != 0;
-  const int owner = lane / 4 * 4 + lane % 4 / 2;  // of columns 2t and 2t + 1
+  const int owner = lane / 4 * 4 + lane % 4 / 2;  // the lane that has columns 2t and 2t + 1
 #pragma unroll
   for (int m = 0; m < row_tiles; ++m) {
 #pragma unroll

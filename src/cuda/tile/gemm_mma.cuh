@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Products of a warp's rows with a shared tile, by mma.sync. Fragments are those of ptx/mma_sync.cuh.
+// Products of a warp's rows with a tile in shared memory, by mma.sync. Fragments are those of ptx/mma_sync.cuh.
 #pragma once
 
 #include "cuda/ptx/ldmatrix.cuh"
@@ -9,7 +9,7 @@
 
 namespace tessera::cuda {
 
-/// What products are summed in: int8 in integers.
+/// The type of accumulators: int for products of int8, else float.
 template <bool integers>
 struct SumOf {
   using type = float;
@@ -19,7 +19,7 @@ struct SumOf<true> {
   using type = int;
 };
 
-/// Numbers of `row_tiles` x `column_tiles` tiles of 16 x 8: fp32, of products of int8 integers.
+/// A thread's accumulators of `row_tiles` x `column_tiles` tiles of 16 x 8: fp32, or int for products of int8.
 template <int row_tiles, int column_tiles, class Number = float>
 struct Accumulator {
   Number tile[row_tiles][column_tiles][4];
@@ -47,7 +47,7 @@ struct Accumulator {
   }
 };
 
-/// Two neighbouring 16 x 8 tiles as an A operand.
+/// Packs two neighbouring 16 x 8 tiles to an A operand.
 template <Element type>
 __device__ __forceinline__ void pack_fragment(u32 (&a)[4], const float (&left)[4], const float (&right)[4]) {
   a[0] = ptx::pack<type>(left[0], left[1]);
@@ -56,7 +56,7 @@ __device__ __forceinline__ void pack_fragment(u32 (&a)[4], const float (&left)[4
   a[3] = ptx::pack<type>(right[2], right[3]);
 }
 
-// A lane's address of a tile's first fragment; chunk_pair and rows_below lead from there to all others.
+// These return a lane's address of a tile's first fragment, from which chunk_pair and rows_below derive all others.
 
 template <class Tile>
 __device__ __forceinline__ u32 rows_address(u32 base, int first_row, int lane) {
@@ -71,7 +71,7 @@ __device__ __forceinline__ u32 values_address(u32 base, int lane) {
   return base + VTile::at(lane % 16, lane / 16);
 }
 
-/// One 16-wide column of tiles of A.
+/// Loads A's fragments of one k-tile: kProductBytes of columns, 16 of 16-bit elements.
 template <class Tile, int row_tiles>
 __device__ __forceinline__ void load_rows(u32 (&a)[row_tiles][4], u32 address, int k_tile) {
 #pragma unroll
@@ -80,7 +80,7 @@ __device__ __forceinline__ void load_rows(u32 (&a)[row_tiles][4], u32 address, i
   }
 }
 
-/// The same, in the order of columns that gemm_bytes.cuh has; `address`: of column 4·(lane % 4) of row lane / 4.
+/// The same, with the columns in the order of gemm_bytes.cuh. `address`: that of row lane / 4, column 4·(lane % 4).
 template <class Tile, int row_tiles>
 __device__ __forceinline__ void load_rows_of_bytes(u32 (&a)[row_tiles][4], u32 address, int k_tile) {
 #pragma unroll
@@ -95,8 +95,8 @@ __device__ __forceinline__ void load_rows_of_bytes(u32 (&a)[row_tiles][4], u32 a
   }
 }
 
-/// A warp's rows of an A operand in shared memory. Fragments of the first `kept_tiles` columns of tiles are read once,
-/// the others at every use. `of_bytes`: for products with a B operand of 8 bits.
+/// A warp's rows of an A operand in shared memory. Fragments of the first `kept_tiles` k-tiles are loaded once, the
+/// others at every use. `of_bytes`: for products with an 8-bit B operand.
 template <class Tile, int row_tiles, int kept_tiles, bool of_bytes = false>
 struct Rows {
   u32 address;
@@ -128,7 +128,7 @@ struct Rows {
   }
 };
 
-/// One product of tensor cores; sums of int8 are integers.
+/// One mma.sync; int8 has integer accumulators.
 template <Element type, class Number>
 __device__ __forceinline__ void multiply(Number (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
   if constexpr (type == Element::int8) {
@@ -138,7 +138,7 @@ __device__ __forceinline__ void multiply(Number (&c)[4], const u32 (&a)[4], u32 
   }
 }
 
-/// S += A · Kᵀ for one k_tile: K (keys, d) in shared memory, A's column of tiles in registers.
+/// S += A · Kᵀ for one k-tile. K (keys, d) is in shared memory, A's fragments are in registers.
 template <Element type, class KTile, int row_tiles, class Number>
 __device__ __forceinline__ void multiply_keys(Accumulator<row_tiles, KTile::rows / 8, Number>& s,
                                               const u32 (&a)[row_tiles][4], u32 address, int k_tile) {
@@ -154,8 +154,8 @@ __device__ __forceinline__ void multiply_keys(Accumulator<row_tiles, KTile::rows
   }
 }
 
-/// Products of a warp's rows with all keys of a tile, finished by `finish(half, column, product)`, in place of what S
-/// holds in the halves of rows that `which` names. `rows`, `keys`: rows_address and keys_address.
+/// Computes the products of a warp's rows with all keys of a tile, and overwrites S with finish(half, column, product)
+/// in those halves of the rows that `which` selects. `rows`, `keys`: rows_address and keys_address.
 template <Element type, class QTile, class KTile, class Finish>
 __device__ __forceinline__ void overwrite_scores(Accumulator<1, KTile::rows / 8>& s, const bool (&which)[2], u32 rows,
                                                  u32 keys, Finish finish) {
@@ -181,7 +181,7 @@ __device__ __forceinline__ void overwrite_scores(Accumulator<1, KTile::rows / 8>
   }
 }
 
-/// O += P · V for one tile of 16 keys: P's column of tiles in registers, V (keys, dv) in shared memory.
+/// O += P · V for 16 keys. P's fragments are in registers, V (keys, dv) is in shared memory.
 template <Element type, class VTile, int row_tiles>
 __device__ __forceinline__ void multiply_values(Accumulator<row_tiles, VTile::columns / 8>& o,
                                                 const u32 (&p)[row_tiles][4], u32 address, int key_tile) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Products of a warpgroup's 64 rows with a shared tile, by wgmma. They run on while the warps do other things, until
-// ptx::wgmma_wait; what they read and write must be left alone until then.
+// Products of a warpgroup's 64 rows with a tile in shared memory, by wgmma. They are asynchronous: until
+// ptx::wgmma_wait their operands must not be written, and their accumulators must not be accessed.
 #pragma once
 
 #include "cuda/ptx/wgmma.cuh"
@@ -9,29 +9,29 @@
 
 namespace tessera::cuda {
 
-/// Descriptors of a SharedTile's rows.
+/// Descriptors of a SharedTile.
 template <class Tile>
 struct Descriptor {
   static constexpr u32 row_bytes = Tile::row_bytes;
   static constexpr u32 low = static_cast<u32>(Tile::panel_bytes / 16) << 16;
   static constexpr u32 high = (row_bytes == 128 ? 1U : 2U) << 30 | Tile::eight_rows / 16;
 
-  // Only the low half depends on the place; one address serves all steps.
+  // Only the low half depends on the address, and offsets are constants: one register serves all steps.
   static __device__ __forceinline__ u64 at(u32 tile, int offset) {
     return static_cast<u64>(high) << 32 | ((low | tile >> 4) + static_cast<u32>(offset / 16));
   }
-  /// The k_tile-th columns that a product takes, all rows.
+  /// The columns of the k_tile-th step of a K-major operand, all rows.
   static __device__ __forceinline__ u64 columns(u32 tile, int k_tile) {
     constexpr int in_panel = Tile::row_bytes / kProductBytes;
     return at(tile, k_tile / in_panel * Tile::panel_bytes + k_tile % in_panel * kProductBytes);
   }
-  /// The k_tile-th rows that a product takes, all columns.
+  /// The rows of the k_tile-th step of an MN-major operand, all columns.
   static __device__ __forceinline__ u64 rows(u32 tile, int k_tile) {
     return at(tile, Tile::rows_below(depth_of_product(Tile::type) * k_tile));
   }
 };
 
-/// After a wait: what was computed is here, and no later use moves in front of the wait.
+/// Must follow a wait: keeps the compiler from moving uses of the result before it.
 template <int column_tiles, class Number>
 __device__ __forceinline__ void settle(Accumulator<1, column_tiles, Number>& c) {
 #pragma unroll
@@ -41,7 +41,7 @@ __device__ __forceinline__ void settle(Accumulator<1, column_tiles, Number>& c) 
   }
 }
 
-/// Before a product that overwrites numbers: their registers are free until it begins.
+/// For a product that overwrites the accumulators: their registers are free until it begins.
 template <int column_tiles>
 __device__ __forceinline__ void discard(Accumulator<1, column_tiles>& c) {
 #pragma unroll
@@ -51,7 +51,7 @@ __device__ __forceinline__ void discard(Accumulator<1, column_tiles>& c) {
   }
 }
 
-/// Begins S = Q·Kᵀ: `rows`, the first of the warpgroup's 64 rows of Q.
+/// Begins S = Q·Kᵀ. `rows`: the address of the first of the warpgroup's 64 rows of Q.
 template <Element type, class QTile, class KTile, class Number>
 __device__ __forceinline__ void begin_scores(Accumulator<1, KTile::rows / 8, Number>& s, u32 rows, u32 keys) {
   ptx::wgmma_fence();
@@ -63,7 +63,8 @@ __device__ __forceinline__ void begin_scores(Accumulator<1, KTile::rows / 8, Num
   ptx::wgmma_commit();
 }
 
-/// Begins O = P·V, both in shared memory: `rows`, the first of the warpgroup's 64 rows of P.
+/// Begins O = P·V with both operands in shared memory. `rows`: the address of the first of the warpgroup's 64 rows of
+/// P.
 template <Element type, class PTile, class VTile>
 __device__ __forceinline__ void begin_shared(Accumulator<1, VTile::columns / 8>& o, u32 rows, u32 values) {
   ptx::wgmma_fence();
@@ -75,8 +76,8 @@ __device__ __forceinline__ void begin_shared(Accumulator<1, VTile::columns / 8>&
   ptx::wgmma_commit();
 }
 
-/// Begins O = Aᵀ·B, both in shared memory: of A 64 columns, of B `columns` that lie in one panel or begin one, the
-/// first at `b`. O is the first columns of `o`.
+/// Begins O = Aᵀ·B with both operands in shared memory: 64 columns of A, and `columns` columns of B from address `b`
+/// on. The columns of B lie in one panel, or begin at the start of one. O is the first columns of `o`.
 template <Element type, class ATile, class BTile, int columns, int column_tiles>
 __device__ __forceinline__ void begin_transposed(Accumulator<1, column_tiles>& o, u32 a, u32 b) {
   static_assert(ATile::columns == 64 && ATile::rows == BTile::rows && columns <= column_tiles * 8);
@@ -89,7 +90,7 @@ __device__ __forceinline__ void begin_transposed(Accumulator<1, column_tiles>& o
   ptx::wgmma_commit();
 }
 
-/// Begins O += P·V, or its steps `first` to `last`, a product's depth of V's rows each.
+/// Begins O += P·V, or its steps `first` to `last` − 1 along the keys, each of depth_of_product(type) rows of V.
 template <Element type, class VTile, int first = 0, int last = VTile::rows / depth_of_product(type)>
 __device__ __forceinline__ void begin_outputs(Accumulator<1, VTile::columns / 8>& o,
                                               const u32 (&p)[VTile::rows / depth_of_product(type)][4], u32 values) {

@@ -26,7 +26,8 @@ struct Philox {
     }
   }
 
-  /// 16-bit draw 0 … 7, the low half of each word first. Selections, because an index would put the words into memory.
+  /// Returns 16-bit draw 0 … 7; the low half of each word comes first. It uses selections, because an index that is not
+  /// constant would move the words to local memory.
   __device__ __forceinline__ u32 draw(u32 number) const {
     const u32 low = (number & 2) != 0 ? word[1] : word[0];
     const u32 high = (number & 2) != 0 ? word[3] : word[2];

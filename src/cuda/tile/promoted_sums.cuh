@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sums of products in two levels. Tensor cores of SM90 keep 14 binary digits of a sum of products of e4m3 and cut what
-// is behind them, so that each step loses half a unit of the last digit on the mean: over 16384 keys some 1.5%. So O is
-// added to sums in fp32 in shared memory now and then, and begins anew.
+// Two-level accumulation. The tensor cores of SM90 keep 14 bits of a sum of e4m3 products and truncate the rest, so
+// that each step loses half a unit in the last place on average: over 16384 keys some 1.5%. So from time to time O is
+// added to fp32 sums in shared memory and cleared.
 #pragma once
 
 #include "cuda/ptx/global.cuh"
@@ -10,8 +10,9 @@
 
 namespace tessera::cuda {
 
-/// Of a thread, 16 bytes for each 8 columns and 8 for what they are relative to; those of `threads` threads lie side by
-/// side. Made where it is used, so that it takes no registers between.
+/// The sums of a thread: 16 bytes for each 8 columns, and 8 bytes for the softmax origins to which they are relative.
+/// Those of `threads` threads are interleaved. The struct is constructed where it is used, so that it takes no
+/// registers in between.
 template <int columns, int threads>
 struct PromotedSums {
   using Output = Accumulator<1, columns / 8>;
@@ -20,7 +21,7 @@ struct PromotedSums {
   u32 memory;  // shared
   int thread;
 
-  /// Adds O, relative to `now`, and clears it; `first`: there is nothing yet to add to.
+  /// Adds O, which is relative to the origins `now`, to the sums, and clears O. `first`: there are no sums yet.
   __device__ __forceinline__ void take(Output& o, const float (&now)[2], bool first) const {
     if (!first) add_to(o, now);
 #pragma unroll

@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// Exchanges between the four lanes that share a row of an accumulator, so that each has neighbouring columns to store.
+// Exchanges between the four lanes that share a row of an accumulator, after which each lane has adjacent columns to
+// store.
 #pragma once
 
 #include "shared/types.h"
 
 namespace tessera::cuda {
 
-/// Word i of lane j of four goes to word j of lane i; `lane`: 0 to 3. By the whole warp.
+/// Transposes words among four lanes: word i of lane j becomes word j of lane i. `lane`: 0 to 3. A whole warp calls
+/// this.
 __device__ __forceinline__ void transpose_quad(u32 (&words)[4], int lane) {
 #pragma unroll
   for (int step = 1; step <= 2; step *= 2) {
@@ -22,18 +24,18 @@ __device__ __forceinline__ void transpose_quad(u32 (&words)[4], int lane) {
   }
 }
 
-/// Each of four lanes has 16 bits of four tiles, of the first two in `low`, of the others in `high`; it gets all 64
-/// bits of the tile of its own number, those of the first lane first. `lane`: 0 to 3.
+/// Each of four lanes has 16 bits of each of four tiles: of tiles 0 and 1 in `low`, of tiles 2 and 3 in `high`. Lane i
+/// gets all 64 bits of tile i, with those of lane 0 first. `lane`: 0 to 3. A whole warp calls this.
 __device__ __forceinline__ uint2 gather_quad(u32 low, u32 high, int lane) {
   const bool upper = (lane & 2) != 0;
   const bool odd = (lane & 1) != 0;
-  const u32 own = upper ? high : low;  // two tiles, of which one is this lane's
+  const u32 own = upper ? high : low;  // two tiles; one of them is this lane's
   const u32 got = __shfl_xor_sync(0xffffffffU, upper ? low : high, 2);
   const u32 of_lower = upper ? got : own;
   const u32 of_upper = upper ? own : got;
   const u32 even_tile = __byte_perm(of_lower, of_upper, 0x5410);
   const u32 odd_tile = __byte_perm(of_lower, of_upper, 0x7632);
-  const u32 kept = odd ? odd_tile : even_tile;  // of lanes `lane` and the other one of its parity
+  const u32 kept = odd ? odd_tile : even_tile;  // of `lane` and the other lane of the same parity
   const u32 other = __shfl_xor_sync(0xffffffffU, odd ? even_tile : odd_tile, 1);
   const u32 of_even = odd ? other : kept;
   const u32 of_odd = odd ? kept : other;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Some neighbouring elements of a row in global memory, as fp32 in registers.
+// A few adjacent elements of a row in global memory, as fp32 in registers.
 #pragma once
 
 #include "cuda/ptx/convert.cuh"
@@ -12,7 +12,7 @@ struct RowVector {
   static_assert(width == 1 || width == 4 || width == 8);
   float at[width];
 
-  /// `from` is aligned to all of the elements, or to 16 bytes.
+  /// `from` is aligned to the bytes of all elements, or to 16 bytes if these are more.
   __device__ __forceinline__ void load(const void* from) {
     if constexpr (type == Element::fp32) {
       if constexpr (width > 1) {
@@ -59,7 +59,7 @@ struct RowVector {
   }
 };
 
-/// The bits themselves, where nothing is computed: a NaN keeps its payload.
+/// Copies the bits of elements, for copies without arithmetic: a NaN keeps its payload.
 template <Element type, int width>
 __device__ __forceinline__ void copy_elements(const void* from, void* to) {
   if constexpr (has_eight_bits(type)) {

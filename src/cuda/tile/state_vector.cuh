@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// 16 bytes of a state of linear attention, in memory as it is kept and in registers as fp32.
+// 16 bytes of a state of linear attention: in memory in the type of the state, in registers as fp32.
 #pragma once
 
 #include "cuda/ptx/convert.cuh"
@@ -9,7 +9,6 @@
 
 namespace tessera::cuda {
 
-/// 16 bytes of a state as fp32.
 template <Element type>
 struct StateVector {
   static constexpr int kWidth = 16 / bytes_of(type);
@@ -39,7 +38,7 @@ struct StateVector {
     ptx::store_once_16(to, bits);
   }
 
-  /// bf16, up or down by chance: 16 random bits are added to those that are cut off.
+  /// Stores bf16 with stochastic rounding: 16 random bits are added to the 16 bits that are cut off.
   __device__ __forceinline__ void store(void* to, const Philox& draws) const {
     static_assert(type == Element::bf16);
     u32 bits[4];

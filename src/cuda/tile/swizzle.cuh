@@ -1,16 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-// How a tile of rows lies in shared memory.
+// The layout of a tile of rows in shared memory.
 //
-// A tile is cut along its columns into panels of 128 bytes, or of 64 where the row is no multiple of 128; panel p holds
-// all rows, one after another. Within a row the 16-byte chunks are exchanged by the row's number:
+// A tile is cut along its columns into panels of 128 bytes, or of 64 bytes if a row is not a multiple of 128. Each
+// panel holds its part of all rows, one after another. Within a row the 16-byte chunks are permuted by the row's index:
 //
 //     128-byte rows: chunk ^ (row % 8)            64-byte rows: chunk ^ (row / 2 % 4)
 //
-// Eight rows of one column then lie in eight different groups of banks, which is what ldmatrix reads at a time. These
-// are also the layouts that a TMA box of one panel writes with SWIZZLE_128B and SWIZZLE_64B.
+// Then chunks of the same columns in eight consecutive rows, which ldmatrix reads at a time, lie in eight different
+// groups of banks. A TMA box of one panel has the same layouts with SWIZZLE_128B and SWIZZLE_64B.
 //
-// With `whole_rows` eight rows of all panels lie together instead, panel after panel, so that a box of five dimensions
-// brings some rows with all their columns. wgmma takes either layout, its descriptors name the distances.
+// With `whole_rows`, eight rows of all panels lie together instead, panel after panel, so that one box of five
+// dimensions loads rows with all their columns. wgmma takes either layout, because its descriptors contain the
+// distances.
 #pragma once
 
 #include "shared/types.h"
@@ -41,19 +42,20 @@ struct SharedTile {
     return static_cast<u32>(panel * panel_bytes + line + turned * kChunkBytes);
   }
 
-  /// Row of a byte of the tile.
+  /// Row of the byte at `offset` in the tile.
   static __device__ __forceinline__ int row_of(int offset) {
     if (whole_rows) return offset / eight_rows * 8 + offset % panel_bytes / row_bytes;
     return offset % panel_bytes / row_bytes;
   }
 
-  /// at(row, chunk + 2·pair) from at(row, chunk) with chunk 0 or 1, for a tile that begins at a multiple of 128 bytes:
-  /// exchanging chunks is an exclusive or with bits that neither row nor base touch, one instruction with a constant.
+  /// Returns the address of chunk `chunk + 2·pair` of a row from that of its chunk `chunk`, which is 0 or 1. The tile
+  /// begins at a multiple of 128 bytes. Then 2·pair is added to bits that are 0, and the swizzle is an exclusive or, so
+  /// that one exclusive or with a constant does both.
   static __device__ __forceinline__ u32 chunk_pair(u32 address, int pair) {
     const int panel = pair * 2 / row_chunks;
     return (address ^ static_cast<u32>(pair * 2 % row_chunks * kChunkBytes)) + static_cast<u32>(panel * panel_bytes);
   }
-  /// Offset of rows `count` below, a multiple of 8 of them.
+  /// Offset of the row that lies `count` rows below; `count` is a multiple of 8.
   static constexpr u32 rows_below(int count) { return static_cast<u32>(count * (eight_rows / 8)); }
 };
 

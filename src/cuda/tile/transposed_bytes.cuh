@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// O += P·V of e4m3 by wgmma (m64nNk32) takes V with its keys side by side, and P four neighbouring keys in a register.
-// TMA brings V with its columns side by side, and a thread has two neighbouring keys of each tile of scores. So V is
-// transposed in shared memory, and on the way its keys are put in the order in which P's registers are:
+// O += P·V of e4m3 by wgmma (m64nNk32) needs a K-major V, whose keys are adjacent in memory, and four adjacent keys of
+// P in a register. But the TMA loads V with adjacent columns, and a thread has two adjacent keys of each tile of
+// scores. So V is transposed in shared memory, and its keys are permuted to the order in which P's registers have them:
 //
 //     S, two tiles of 16 x 8    keys 2t, 2t + 1 and 2t + 8, 2t + 9 of 16, with t = lane % 4
 //     A, a register             places 4t … 4t + 3 of 16
 //
-// Place 4t + 2h + i of 16 is key 8h + 2t + i. ldmatrix (transposed) of 8 keys by 16 columns gives a thread columns 2g
-// and 2g + 1 of keys 2t and 2t + 1, with g = lane / 4; of two such registers, of keys 8 apart, one byte permutation
-// makes places 4t … 4t + 3 of column 2g and another those of 2g + 1. stmatrix takes them where they are. Its eight rows
-// are 2g below g = 4 and 2g + 1 from there on, or the other way round: they lie in different banks.
+// Place 4t + 2h + i of 16 is key 8h + 2t + i. A transposed ldmatrix of 8 keys by 16 columns gives a thread columns 2g
+// and 2g + 1 of keys 2t and 2t + 1, with g = lane / 4. Of two such registers, whose keys are 8 apart, one byte
+// permutation makes places 4t … 4t + 3 of column 2g, and another those of column 2g + 1. stmatrix stores the results as
+// they are. Its eight rows are columns 2g for g < 4 and 2g + 1 for g >= 4, or vice versa, so that they lie in different
+// banks.
 #pragma once
 
 #include "cuda/ptx/convert.cuh"
@@ -20,7 +21,7 @@
 
 namespace tessera::cuda {
 
-/// Probabilities as A operands, each register four places of 16 keys.
+/// Packs probabilities to A operands; each register has four places of 16 keys.
 template <int steps>
 __device__ __forceinline__ void pack_bytes(u32 (&p)[steps][4], const Accumulator<1, steps * 4>& s) {
 #pragma unroll
@@ -34,9 +35,10 @@ __device__ __forceinline__ void pack_bytes(u32 (&p)[steps][4], const Accumulator
   }
 }
 
-/// Copies a tile of V (keys, columns) to VtTile (columns, keys), by two warps, which take every other 16 columns, 32
-/// keys at a time. Some are loaded while those before them are permuted and stored; `await_room` returns when `to` may
-/// be written. With `replaces` zeros stand for what is not finite; whether a key of the first `end` had such a value.
+/// Copies a tile of V (keys, columns) to VtTile (columns, keys). Two warps call this; each takes every other 16
+/// columns, 32 keys at a time. `await_room` returns when `to` may be written. Without `replaces`, the next columns are
+/// loaded while those before them are permuted and stored. With `replaces`, values that are not finite become zeros,
+/// and the result is whether one of the first `end` keys had such a value.
 template <class VTile, class VtTile, bool replaces, class AwaitRoom>
 __device__ __forceinline__ bool transpose_bytes(u32 from, u32 to, int warp, int lane, int end, AwaitRoom await_room) {
   constexpr int key_blocks = VTile::rows / 32;

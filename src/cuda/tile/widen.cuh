@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// e4m3 and e5m2 to fp16 or bf16 in registers. Every number of the former is one of the latter.
+// Conversion of e4m3 and e5m2 to fp16 or bf16 in registers. It is exact.
 #pragma once
 
 #include "cuda/ptx/convert.cuh"
@@ -7,26 +7,26 @@
 
 namespace tessera::cuda {
 
-/// Of four bytes the highest bit of each that is not finite.
+/// Returns the highest bit of each of four bytes that is not finite; all other bits are 0.
 template <Element from>
 __device__ __forceinline__ u32 non_finite_bytes(u32 bytes) {
   if constexpr (from == Element::e4m3) return ((bytes & 0x7F7F7F7FU) + 0x01010101U) & 0x80808080U;
   return ((bytes & 0x7C7C7C7CU) + 0x04040404U) & 0x80808080U;
 }
 
-/// Two bytes, the upper ones of 16 bits each, to two numbers. Those that are not finite may come out finite.
+/// Converts two bytes, each the upper byte of 16 bits, to two numbers. NaN and infinities may become finite numbers.
 template <Element to, Element from>
 __device__ __forceinline__ u32 widen_finite(u32 upper) {
   if constexpr (to == Element::fp16 && from == Element::e5m2) return upper;
   constexpr int shift = (to == Element::fp16 ? 5 : 8) - (from == Element::e4m3 ? 4 : 5);
   constexpr u32 magnitude = (0x7F00U >> shift) * 0x10001U;
-  // The exponent's bias is that of `from` still; a power of two mends it, of subnormal numbers too.
+  // The exponent still has the bias of `from`. Multiplying by a power of two corrects it, for subnormal numbers too.
   constexpr u32 power = (to == Element::fp16 ? 15 : 127) - (from == Element::e4m3 ? 7 : 15);
   constexpr u32 factor = (to == Element::fp16 ? (15U + power) << 10U : (127U + power) << 7U) * 0x10001U;
   return ptx::fma_pair<to>((upper & 0x80008000U) | (upper >> shift & magnitude), factor, 0x80008000U);
 }
 
-/// Puts NaN and infinities where they belong.
+/// Replaces those numbers of `pair` whose bytes are not finite by NaN or infinity.
 template <Element to, Element from>
 __device__ __forceinline__ u32 with_non_finite(u32 upper, u32 pair) {
 #pragma unroll
@@ -41,7 +41,7 @@ __device__ __forceinline__ u32 with_non_finite(u32 upper, u32 pair) {
 }
 
 #if __CUDA_ARCH__ >= 890
-/// Bytes 0 and 1.
+/// Converts bytes 0 and 1 to two numbers.
 template <Element to, Element from>
 __device__ __forceinline__ u32 widen_pair(u32 bytes) {
   const u32 halves = ptx::unpack_bytes<from>(bytes);
@@ -53,7 +53,7 @@ __device__ __forceinline__ u32 widen_pair(u32 bytes) {
 }
 #endif
 
-/// Bytes 0 and 1 to `low` and 2 and 3 to `high`; `alternates`: 0 and 2, 1 and 3.
+/// Converts bytes 0 and 1 to `low`, 2 and 3 to `high`; with `alternates`, 0 and 2 to `low`, 1 and 3 to `high`.
 template <Element to, Element from, bool alternates, int words>
 __device__ __forceinline__ void widen(const u32 (&bytes)[words], u32 (&low)[words], u32 (&high)[words]) {
 #if __CUDA_ARCH__ >= 890

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The row cuda.fwd_decode of the table.
+// The implementation cuda.fwd_decode: the forward for few rows, on every chip from SM80 on.
 #include "cuda/attention/forward/config.h"
 #include "cuda/attention/forward/features.h"
 #include "cuda/attention/forward/launch.h"
@@ -28,7 +28,7 @@ Support supports_tiles(const FwdConfig& c) {
   return Support::yes();
 }
 
-// More rows would read keys once for each row tile.
+// With more rows, keys would be read once for each row tile.
 Support has_few_rows(const FwdConfig& c, const Problem& problem) {
   const std::int64_t rows = problem.seqlen_q * packed_heads(problem);
   if (rows <= c.tile_q) return Support::yes();

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The forward of few rows, as of decode steps, by mma.sync on every chip from SM80 on. A block computes 16 or 32 packed
-// rows (query, head of the group) of one (sequence, kv head, split). Each of its warps has all of these rows and every
-// warps-th tile of keys, in memory of its own; in the end the warps' parts are merged, then those of splits by the last
-// block that has one. docs/kernels.md, section 13, draws it.
+// The forward for few rows, as in decode steps, by mma.sync on every chip from SM80 on. A block computes 16 or 32
+// packed rows (query, head of the group) of one (sequence, kv head, split). Each of its warps has all of these rows and
+// every `warps`-th tile of keys, in its own shared memory. At the end the block merges the results of its warps; then
+// the last block of the row tile merges those of splits. docs/kernels.md, section 13, draws it.
 #pragma once
 
 #include "cuda/attention/decode/warp_ring.cuh"
@@ -19,11 +19,11 @@
 
 namespace tessera::cuda {
 
-/// In front of a block's memory.
+/// The beginning of a block's shared memory.
 template <FwdConfig C>
 struct DecodeMemory : SharedWork<C> {
   u64 full[C.uses_tma() ? C.warps * C.stages : 1];
-  int is_last;  // of the splits of its rows
+  int is_last;  // whether the block is the last of its row tile's splits
 };
 
 /// `User`: the Callables of configurations that have any.
@@ -43,7 +43,7 @@ struct FwdDecode {
 
   const FwdParams& p;
   const DescaleParams& descales;
-  const TensorMaps* maps;  // of keys that come by TMA
+  const TensorMaps* maps;  // of K and V, for TMA
   Memory& work;
   const u32 q_base;
   const int thread = static_cast<int>(threadIdx.x);
@@ -80,7 +80,7 @@ struct FwdDecode {
             lane};
   }
 
-  /// `first`: the same as `work`, before a barrier makes that readable.
+  /// `first`: the same values as `work`, for use before a barrier makes `work` readable.
   __device__ __forceinline__ void compute(const BlockWork<C>& first) const {
     Output o;
     Online softmax;
@@ -129,7 +129,7 @@ struct FwdDecode {
     }
   }
 
-  // By all threads, a chunk of 16 bytes each. Rows behind the end of the sequence become zeros.
+  // All threads call this, and store chunks of 16 bytes. Rows behind the end of the sequence become zeros.
   __device__ __forceinline__ void load_queries(const BlockWork<C>& first) const {
     constexpr Element stored = C.widens_queries ? Element::e4m3 : C.type;
     const PackedRows rows(p.q, bytes_of(stored), p.q_strides, first.block, first.sequence.q.first, p.group);
@@ -152,7 +152,7 @@ struct FwdDecode {
     ptx::cp_async_commit();
   }
 
-  /// A chunk of 8 elements.
+  /// Stores a chunk of 8 elements, widened to 16 bits.
   static __device__ __forceinline__ void store_widened(u32 to, const char* from, bool valid) {
     uint2 loaded = make_uint2(0, 0);
     if (valid) loaded = *reinterpret_cast<const uint2*>(from);
@@ -175,8 +175,8 @@ struct FwdDecode {
     Products::add_values(p, work, 0, lane, tile, v_at, o, s, softmax);
   }
 
-  // 0 · NaN is not 0: in tiles that may hide keys 0 stands for values that are not finite. Behind the end of a sequence
-  // TMA brings others', or what nobody wrote; copies by threads bring zeros.
+  // Replaces values that are not finite by zeros in a tile that may hide keys, because 0 · NaN is NaN. Behind the end
+  // of a sequence, TMA loads rows of other sequences, or memory that nobody wrote; cp.async stores zeros there.
   __device__ __forceinline__ void replace_values(const KvTile& tile, u32 v_at) const {
     const auto keys = [&] { return C.uses_tma() ? work.keys_of(tile) : C.tile_kv; };
     if (cuda::replace_values<C.v_type(), VTile, 32>(v_at, lane, keys)) work.non_finite = 1;
@@ -184,7 +184,7 @@ struct FwdDecode {
     __syncwarp();
   }
 
-  // The other warps leave their parts in the memory of their tiles, and the first adds them to its own, in order.
+  // The other warps store their results to the memory of their tiles, and the first adds these to its own, in order.
   __device__ __forceinline__ void merge_warps(Output& o, Online& softmax) const {
     if (warp != 0) store_part(part(warp), o, softmax);
     __syncthreads();
@@ -192,7 +192,7 @@ struct FwdDecode {
 #pragma unroll 1
     for (int other = 1; other < C.warps; ++other) add_part(part(other), o, softmax);
   }
-  // 16 bytes a lane and tile of O, then 4 for each of a row's numbers.
+  // The address of a warp's result: 16 bytes for each lane and 8-column tile of O, then 4 for each number of a row.
   __device__ __forceinline__ u32 part(int of) const {
     return q_base + C.q_bytes() + static_cast<u32>(of) * C.ring_bytes() + static_cast<u32>(lane) * 16;
   }
@@ -244,7 +244,7 @@ struct FwdDecode {
     }
   }
 
-  // By every block, with rows or without: the number of those that come decides who is last.
+  // Every block calls this, with rows or without, because the last one is found by counting all.
   __device__ __forceinline__ void merge_splits(const MergingFwdParams& params) const {
     if (warp == 0) {
       __syncwarp();

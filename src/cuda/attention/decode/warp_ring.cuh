@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tiles of keys and values that a warp brings to memory of its own and reads itself: it waits for no other warp, and
-// asks for the next tile as soon as it has read one. docs/kernels.md, section 13.
+// A warp's own ring of tiles of keys and values, which the warp copies and reads itself. It waits for no other warp,
+// and begins a copy as soon as it has read a tile. docs/kernels.md, section 13.
 #pragma once
 
 #include "cuda/attention/forward/block_work.cuh"
@@ -10,8 +10,8 @@
 
 namespace tessera::cuda {
 
-/// A tile of rows by the lanes of a warp; `address`: of a row, called by all lanes. Rows from `valid_rows` on and
-/// columns past `columns` become zeros.
+/// Copies a tile of rows; a whole warp calls this. address(row): the address of a row, called by all lanes. Rows from
+/// `valid_rows` on and columns past `columns` become zeros.
 template <class Tile, class Address>
 __device__ __forceinline__ void copy_rows_by_warp(u32 to, int valid_rows, int columns, int lane, Address address) {
   constexpr int rows_a_step = 32 / Tile::row_chunks;  // 4 or 8
@@ -19,7 +19,7 @@ __device__ __forceinline__ void copy_rows_by_warp(u32 to, int valid_rows, int co
   static_assert(Tile::rows % (2 * rows_a_step) == 0);
   const int first_row = lane / Tile::row_chunks;
   const int chunk = lane % Tile::row_chunks;
-  // Rows a multiple of eight apart have their chunks exchanged alike.
+  // Rows that are a multiple of eight apart have the same swizzle.
   const u32 first[2] = {to + Tile::at(first_row, chunk), to + Tile::at(first_row + rows_a_step, chunk)};
   const bool whole = valid_rows >= Tile::rows && columns == Tile::columns;  // nearly always
 #pragma unroll
@@ -37,7 +37,7 @@ __device__ __forceinline__ void copy_rows_by_warp(u32 to, int valid_rows, int co
   }
 }
 
-/// Uses of the ring are numbered from 0; use u is of tile `warp + u · warps` of the block's walk.
+/// Uses of the ring are numbered from 0; use u has tile warp + u · warps of the block's walk.
 template <FwdConfig C>
 struct WarpRing {
   using KTile = SharedTile<C.k_type(), C.tile_kv, C.d>;
@@ -48,7 +48,7 @@ struct WarpRing {
   const TensorMaps* maps;
   const BlockWork<C>& work;
   u32 memory;    // of the warp's tiles
-  u32 barriers;  // of the warp's tiles that come by TMA
+  u32 barriers;  // mbarriers of the warp's stages, for TMA
   int warp, lane;
 
   __device__ __forceinline__ int tile_of(int use) const { return warp + use * C.warps; }
@@ -58,13 +58,13 @@ struct WarpRing {
   __device__ __forceinline__ u32 v_at(int use) const { return k_at(use) + C.k_bytes(); }
   __device__ __forceinline__ u32 full(int use) const { return barriers + static_cast<u32>(use) % C.stages * 8; }
 
-  /// Where the rows of a tile are, as copies want it: of a lane's row, or of its boxes.
+  /// Where the rows of a tile are, as its copies need it: this lane's row, or the first of its boxes.
   struct Places {
     KvTile tile;
     RowPlace row;
     BoxPlace box;
   };
-  /// `count`: the block's tiles. Nothing is looked up for a tile that is not one of them.
+  /// `count`: the number of the block's tiles. Nothing is looked up for a tile behind them.
   __device__ __forceinline__ Places find(int use, int count) const {
     Places places{};
     const int i = tile_of(use);
@@ -80,7 +80,7 @@ struct WarpRing {
     return places;
   }
 
-  /// Begins the copies of the first tiles; Q's are to be begun before. Gives what copy() wants next.
+  /// Begins the copies of the first tiles; the copies of Q must have begun before. Returns what the next copy() needs.
   __device__ __forceinline__ Places begin(int count) const {
     if constexpr (C.uses_tma()) {
       if (lane == 0) {
@@ -98,7 +98,7 @@ struct WarpRing {
     return find(C.stages, count);
   }
 
-  /// Begins the copy of a tile, if the block has it; its memory is read by nobody any more.
+  /// Begins the copy of a tile, if the block has it. Nobody may read its memory any more.
   __device__ __forceinline__ void copy(int use, int count, const Places& places) const {
     if constexpr (C.uses_tma()) {
       if (tile_of(use) < count) copy_boxes(use, places);
@@ -108,7 +108,8 @@ struct WarpRing {
     }
   }
 
-  /// Until the tile of a use is there for all lanes; the `later` that were begun behind it need not be.
+  /// Waits until the tile of a use has arrived for all lanes. The `later` tiles whose copies began after it need not
+  /// have arrived.
   template <int later>
   __device__ __forceinline__ void wait(int use) const {
     if constexpr (C.uses_tma()) {
@@ -149,7 +150,7 @@ struct WarpRing {
     const KvParams& kv = p.kv[segment];
     const TileBoxes boxes{places.tile, places.box};
     if (lane == 0) ptx::mbarrier_arrive_expecting(full(use), C.k_bytes() + C.v_bytes());
-    if constexpr (kCopiers<C> > 1) __syncwarp();  // the bytes of other lanes count after they are said
+    if constexpr (kCopiers<C> > 1) __syncwarp();  // other lanes copy only after expect_tx
     copy_tile<C, KTile>(work, kv, maps->keys + segment, kv.k_strides, boxes, k_at(use), full(use), lane);
     copy_tile<C, VTile>(work, kv, maps->values + segment, kv.v_strides, boxes, v_at(use), full(use), lane);
   }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a block of the forward has to do: its rows, its sequence, the tiles that it walks and where they lie. It is a
-// HidingWork (tiles/tile_work.cuh).
+// The work of a block of the forward: its rows, its sequence, and the tiles of keys that it walks. It is a HidingWork
+// (tiles/tile_work.cuh).
 #pragma once
 
 #include "cuda/attention/kv/kv_source.cuh"
@@ -13,7 +13,7 @@
 
 namespace tessera::cuda {
 
-/// Where keys and values lie, for threads that copy them; TMA is told no addresses.
+/// The addresses of keys and values, for threads that copy them. TMA has tensor maps instead.
 template <FwdConfig C, bool by_threads = !C.uses_tma()>
 struct KvAddresses {
   KvRows<C> keys[C.segments], values[C.segments];
@@ -21,20 +21,21 @@ struct KvAddresses {
 template <FwdConfig C>
 struct KvAddresses<C, false> {};
 
-/// Whether any key of a tile may weigh 0 for a row.
+/// Whether a mask or dropout may give a key of the tile weight 0 in some row.
 template <FwdConfig C>
 __device__ __forceinline__ bool hides(const KvTile& tile) {
   return C.dropout || (C.tests_elements() && !tile.waived) || tile.cut_begin || tile.cut_end;
 }
 
-/// What every thread finds out for itself.
+/// The work, as each thread computes it for itself.
 template <FwdConfig C>
 struct BlockWork : KvAddresses<C> {
   Block block;
   Sequence sequence;
   KvTiles<C> tiles;
 
-  /// By every thread, so that the first copies wait for nobody; `tiles` of ranges only. Whether there is a row.
+  /// Returns whether the block has a row. Every thread calls this, so that the first copies need no barrier; with wgmma
+  /// only one lane of the producer does. `tiles` is set for Tiles::range only.
   __device__ __forceinline__ bool find(const FwdParams& p, const Block& which) {
     block = which;
     sequence = Sequence(p, block.batch, C.segments);
@@ -52,43 +53,44 @@ struct BlockWork : KvAddresses<C> {
     return true;
   }
 
-  /// Whether any key of the tile may weigh 0 for a row.
+  /// Whether a mask or dropout may give a key of the tile weight 0 in some row.
   __device__ __forceinline__ bool may_hide(const KvTile& tile) const { return hides<C>(tile); }
 
-  /// Columns of a tile that are keys; those behind them lie beyond the end of the segment.
+  /// Returns how many columns of a tile are keys; the columns behind them lie beyond the end of the segment.
   __device__ __forceinline__ int keys_of(const KvTile& tile) const {
     return tiles.keys(tile, sequence.segment(tile.segment).extent.length);
   }
 };
 
-/// A BlockWork in shared memory, because the products need the registers; and what one thread computes for all.
+/// A BlockWork in shared memory, because the products need the registers; and values that one thread computes for all.
 template <FwdConfig C>
 struct SharedWork : BlockWork<C> {
   DropoutDraws dropout;
   int non_finite;  // whether a value that is not finite was replaced
 };
 
-// By wgmma, what warpgroups tell each other.
+// The types from here to SharedWorks are for wgmma; warpgroups share them in shared memory.
 
 /// Uses of the rings of keys and values, [first, end).
 struct Uses {
   int first, end;
 };
 
-/// Whether groups of 64 rows see different tiles, often enough to be worth the asking (2% of S=512).
+/// Whether the groups of 64 rows of a row tile see different tiles often enough to give each group its own range of
+/// tiles (this saves 2% at S=512).
 template <FwdConfig C>
 inline constexpr bool kGroupsDiffer = C.warps > 4 && (C.tile_q > C.tile_kv) &&
                                       (C.tiles == Tiles::range) && C.segments == 1;
 
-/// Of a row tile whose list moves on.
+/// With a skip state: a flag of a row tile.
 template <bool moves>
 struct UnknownRows {};
 template <>
 struct UnknownRows<true> {
-  int unknown;  // whether the masses of a row are
+  int unknown;  // whether the masses of a row are unknown
 };
 
-/// Of callables: whether they may compute with positions of 32 bits (are_positions_small), of all segments.
+/// For callables: whether they may compute with 32-bit positions in all segments (are_positions_small).
 template <bool has_callables>
 struct SmallPositions {};
 template <>
@@ -96,8 +98,8 @@ struct SmallPositions<true> {
   bool positions_are_small;
 };
 
-/// A row tile's work, its number, and its uses of the rings; those of each group that computes: its rows see nothing of
-/// the others. With drawing_use the next row tile is drawn.
+/// A row tile's work, its number, and its uses of the rings. own: the uses of each consumer group; its rows see no keys
+/// of other uses. When the copies come to drawing_use, the next row tile is drawn.
 template <FwdConfig C>
 struct WorkOfRings : SharedWork<C>,
                      UnknownRows<C.skip != Skip::none>,
@@ -106,23 +108,24 @@ struct WorkOfRings : SharedWork<C>,
   int item;
   int first_use, drawing_use, end_use;
   Uses own[kGroupsDiffer<C> ? C.warps / 4 : 1];
-  const char* outputs;  // of the block's first head: O of query 0
+  const char* outputs;  // address of O of query 0, of the block's first head
 };
 
-/// In front of the tiles: the row tile in work and the next, and the barriers of rings.
+/// The shared memory in front of the tiles: the current row tile and the next one, and the mbarriers of the rings.
 template <FwdConfig C>
 struct SharedWorks {
   WorkOfRings<C> works[2];
-  int end;  // the number behind that of the last row tile, once it is known; until then -1
+  int end;  // the number of row tiles, once it is known; until then -1
   u64 items[4], keys[2 * C.stages], values[2 * C.stages];
-  u64 checks[2 *
-             C.stages];  // of values: see softmax/non_finite.cuh; who computes waits only for some, and releases none
-  u64 nearly_copied;     // a phase for each row tile
-  u64 queries[C.warps / 4];   // of each group, likewise
-  u64 runs_there, runs_read;  // of lists longer than their ring: a phase for each half of it that is filled again
+  // For values (softmax/non_finite.cuh). Consumers wait for tiles that may hide keys and release none of them; with
+  // products of 8 bits they wait for all tiles and release them.
+  u64 checks[2 * C.stages];
+  u64 nearly_copied;          // a phase for each row tile: its copies have come to drawing_use
+  u64 queries[C.warps / 4];   // of each group: a phase for each row tile
+  u64 runs_there, runs_read;  // for lists longer than their ring: a phase for each half that is refilled
 };
 
-/// Behind the tiles, of a list: a ring, and the window in work.
+/// With a list, behind the tiles: its rings, and the window of the list that is being collected.
 template <FwdConfig C>
 __device__ __forceinline__ u32* list_ring(char* memory, int ring) {
   return reinterpret_cast<u32*>(memory + C.tiles_end()) + ring * C.list_granules();
@@ -132,8 +135,8 @@ __device__ __forceinline__ u32* list_window(char* memory) {
   return list_ring<C>(memory, C.list_rings());
 }
 
-/// Of a list that moves on by mma.sync: what the warps have measured of four tiles, which one of them brings together
-/// behind the next barrier; and whether the masses of any row are unknown.
+/// With a skip state and mma.sync: what the warps have measured of the last eight tiles, in two groups of four. Warp 0
+/// reduces a group after a later barrier (forward/moved_list.cuh). unknown: whether the masses of any row are unknown.
 template <FwdConfig C, bool moves = C.skip != Skip::none>
 struct MeasuredTiles {};
 template <FwdConfig C>
@@ -143,13 +146,14 @@ struct MeasuredTiles<C, true> {
   int unknown;
 };
 
-/// Of products by mma.sync: in front of the block's memory, with the barriers of the rings of keys and of values.
+/// With mma.sync: the beginning of a block's shared memory, which includes the mbarriers of the rings of keys and
+/// values.
 template <FwdConfig C>
 struct BlockMemory : SharedWork<C>, Descales<C.descales_at_once()>, MeasuredTiles<C> {
   u64 barriers[C.uses_tma() ? 4 * C.stages : 1];
-  ListPosition collected;  // of a list's granules
+  ListPosition collected;  // how far the list's granules are collected
 
-  /// By all threads, behind a barrier and with one at the end.
+  /// Finds the tiles of a list and fills its ring. All threads call this after a barrier; it ends with one.
   __device__ __forceinline__ void find_list(const FwdParams& p) {
     ListPosition at = collector(p).count(this->sequence, list_ring<C>(memory(), 0));
     if constexpr (C.skip == Skip::threshold) {
@@ -159,7 +163,8 @@ struct BlockMemory : SharedWork<C>, Descales<C.descales_at_once()>, MeasuredTile
     if (threadIdx.x == 0) collected = at;
     __syncthreads();
   }
-  /// Tiles i to i + ahead of a list are to be read, and those before them no more. By all threads, behind a barrier.
+  /// Makes tiles i to i + ahead of a list readable; tiles before i need not stay. All threads call this after a
+  /// barrier.
   __device__ __forceinline__ void collect_list(const FwdParams& p, int i, int ahead) {
     const int begin = this->tiles.ranks().begin + i * this->tiles.granules;
     ListPosition at = collected;
@@ -170,20 +175,20 @@ struct BlockMemory : SharedWork<C>, Descales<C.descales_at_once()>, MeasuredTile
     collector(p).fill(at, begin + C.list_granules());
     if (threadIdx.x == 0) collected = at;
   }
-  /// What a warp has to walk a list once more: memory of tiles.
+  /// A warp's memory for a second walk over a list (ReplayedWork). It lies in the memory of the tiles.
   __device__ __forceinline__ u32* list_replay(int warp) {
     return reinterpret_cast<u32*>(memory() + FwdConfig::kWorkBytes + warp * C.list_replay_bytes());
   }
 
  private:
-  // Of walks from the last tile to the first `collected` is the lowest rank in the ring.
+  // For walks from the last tile to the first: `collected` is the lowest rank in the ring.
   __device__ __forceinline__ void find_descending(const FwdParams& p) {
     const int begin = max(this->tiles.ranks().end - C.list_granules(), 0);
     if (begin > 0) collector(p).fill_between(begin, this->tiles.ranks().end);
     if (threadIdx.x == 0) collected = {begin, 0};
     __syncthreads();
   }
-  // The ranks below `end` are to be read next.
+  // Makes the next ranks below `end` readable; higher ones are not read any more.
   __device__ __forceinline__ void collect_descending(const FwdParams& p, int end, int ahead) {
     const int lowest = collected.rank;
     if (lowest <= max(end - 1 - ahead, 0)) return;

@@ -13,17 +13,17 @@
 namespace tessera::cuda {
 namespace {
 
-// By wgmma products are of 8 bits themselves, P included, whose sums are not of what it is rounded to.
+// With wgmma both products have operands of 8 bits, P included. The row sums are those of P before it is rounded.
 void multiply_bytes(FwdConfig& config) {
   config.type = Element::e4m3;
   config.widens_queries = false;
   config.rounded_sums = false;
 }
 
-// Groups of 64 rows find phases of their own then, 1 to 3% better ones than when they begin products in turn; but they
-// begin in step, which costs a block about one tile of keys once. Those of narrower (of 16 bits) and wider heads, lists
-// and pages do not, groups that exponentiate in turn are 3 to 7% faster so, and causal ALiBi at 128 columns 3 to 7%;
-// what else is left out was not measured.
+// Without ping-pong, consumer groups drift into an order of their own, which is 1 to 3% faster than turns at products.
+// But they begin in step, which costs a block about the time of one tile of keys, once. Narrower heads of 16 bits,
+// wider heads, lists and pages gain nothing. With turns, groups that exponentiate in turn, and causal ALiBi at 128
+// columns, are 3 to 7% faster. Other cases were not measured.
 bool gains_without_ping_pong(const FwdConfig& config, const Problem& problem, const Target& target) {
   const bool settles =
       problem.kv.seqlen >= 4096 ||
@@ -34,9 +34,9 @@ bool gains_without_ping_pong(const FwdConfig& config, const Problem& problem, co
          (widest == 128 || (config.eight_bits && widest < 128)) && settles;
 }
 
-// Measured on an H200, under SM120's plans within its shared memory (bench/results/nvidia-h200/README.md, by
-// gpu_mma_loader_sm120.json): up to two row tiles a multiprocessor tma_warp takes 0.79 to 0.96 of cp.async's time; with
-// more tma takes 0.93 to 0.97 at 64 columns, and both take 1.08 to 1.19 at 128.
+// Measured on an H200 with SM120's plans, within its shared memory (bench/results/nvidia-h200/README.md, by
+// gpu_mma_loader_sm120.json): with up to two row tiles a multiprocessor, tma_warp takes 0.79 to 0.96 of the time of
+// cp.async. With more, tma takes 0.93 to 0.97 at 64 columns, and both take 1.08 to 1.19 at 128.
 Loader loader_of(const FwdConfig& config, const Problem& problem, const Target& target) {
   if (!has_tma(config, target)) return Loader::cp_async;
   if (target.sm == 90) return Loader::tma;
@@ -65,8 +65,9 @@ void apply(const Wishes& wishes, FwdConfig& config) {
                                                 : Loader::cp_async;
 }
 
-// Blocks of keys are counted from a sequence's first key or a page's, and tiles begin at multiples of their keys,
-// pieces of a list's tiles at multiples of the granule.
+// Returns FwdConfig::keys_a_descale. Blocks of keys are counted from the first key of a sequence or page. Tiles begin
+// at multiples of tile_kv, and the pieces of a list's tiles at multiples of the granule. So it is enough to divide
+// these lengths.
 int keys_a_descale(const FwdConfig& config, const Problem& problem) {
   if (config.products != Products::wgmma || !config.descales_keys) return 1;
   if (problem.quantization.grain != Grain::block) return 1;
@@ -74,7 +75,7 @@ int keys_a_descale(const FwdConfig& config, const Problem& problem) {
     return problem.quantization.block % keys == 0 && config.tile_kv % keys == 0 &&
            (!problem.list || config.granule % keys == 0);
   };
-  for (const int keys : {64, 32, 16}) {  // more would be kernels of their own for little
+  for (const int keys : {64, 32, 16}) {  // larger ones would need more kernels and gain little
     if (divides(keys)) return keys;
   }
   return 1;
@@ -110,18 +111,18 @@ FwdConfig fwd_config(const Problem& problem, const Target& target, std::int64_t 
   config.keys_a_descale = keys_a_descale(config, problem);
   config.whole_rows = has_whole_rows(config, problem);
   config.varlen = wgmma && problem.q_layout == Layout::varlen;
-  if (!problem.list) config.granule = FwdConfig{}.granule;  // ranges have none
+  if (!problem.list) config.granule = FwdConfig{}.granule;  // ranges have no granules
   return config;
 }
 
-// As many as fill the device twice, yet of at least 4 tiles each, since a part costs a partial result. The lengths that
-// count are the capacities: the plan sees no others. Masses are relative to the sums of rows, of which parts would
-// leave only the rounded LSE (tile_mass.cuh).
+// Chooses as many splits as make two blocks for each multiprocessor. Each split has at least 4 tiles, because it costs
+// a partial result. Lengths are capacities, because the plan knows no others. Masses are relative to the sums of rows,
+// of which splits would leave only the rounded LSE (tile_mass.cuh).
 std::int64_t choose_splits(const Problem& problem, const Target& target, const Wishes& wishes, Products products) {
   if (wishes.splits) return *wishes.splits;
   if (problem.batch_invariant || problem.residual || problem.skip || target.multiprocessors == 0) return 1;
   if (gathers_mass(problem) && !problem.mass_prior_lse) return 1;
-  const FwdConfig config = fwd_config(problem, target, 2, wishes, products);  // that of any parts
+  const FwdConfig config = fwd_config(problem, target, 2, wishes, products);  // the same for any splits above 1
   if (config.by_keys()) return choose_decode_splits(config, problem, target);
   const std::int64_t blocks = count_blocks(config, problem, 1);
   const std::int64_t tiles = count_keys(problem) / config.tile_kv;

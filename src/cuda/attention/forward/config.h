@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which kernel a forward runs, and in how many parts of the keys.
+// Chooses the configuration of a forward and its number of splits.
 #pragma once
 
 #include "shared/config.h"
@@ -8,13 +8,13 @@
 
 namespace tessera::cuda {
 
-/// The target's best configuration, changed as wished; a wish may make it one that no kernel can be. In order: what the
-/// problem asks for (features.h), tiles (tile_sizes.h), the loader, wishes.
+/// Returns the target's best configuration, changed by wishes, which may ask for one that no kernel supports. It
+/// follows, in this order, from the problem (features.h), the tiles (tile_sizes.h), the loader, and the wishes.
 FwdConfig fwd_config(const Problem& problem, const Target& target, std::int64_t splits, const Wishes& wishes,
                      Products products);
-/// Parts of the keys, each for blocks of its own.
+/// Returns the number of splits: parts of the keys that different blocks compute.
 std::int64_t choose_splits(const Problem& problem, const Target& target, const Wishes& wishes, Products products);
-/// Whether keys of products by mma.sync, whose warps have rows of their own, may come by TMA.
+/// Whether TMA can load keys and values with Products::mma_sync.
 bool has_tma(const FwdConfig& config, const Target& target);
 
 }  // namespace tessera::cuda

@@ -17,7 +17,7 @@ Source source_of(const Problem& problem) {
   return is_paged(problem.kv) ? Source::paged : Source::strided;
 }
 
-// Head dims that have configurations of their own; others run padded to the next.
+// Head dims that have configurations. Others are padded to the next of them.
 int padded_dim(std::int64_t dim) {
   for (const int size : {32, 64, 96, 128, 192, 256, 384}) {
     if (dim <= size) return size;
@@ -25,28 +25,29 @@ int padded_dim(std::int64_t dim) {
   return 512;
 }
 
-// 16 rows of more than 256 columns of O do not fit a warp's registers: two blocks share them.
+// A warp's registers cannot hold 16 rows of more than 256 columns of O, so two blocks share the columns.
 void choose_dims(FwdConfig& config, const Problem& problem) {
   config.d = padded_dim(problem.head_dim_qk);
   int dv = padded_dim(problem.head_dim_v);
-  if (config.has_descales()) config.d = round_up(config.d, 64);  // panels of 64 bytes at least
+  if (config.has_descales()) config.d = round_up(config.d, 64);  // panels have at least 64 bytes
   if (config.eight_bits) dv = round_up(dv, 64);
   config.dv_parts = dv > 256 ? 2 : 1;
   config.dv = dv / config.dv_parts;
-  // Panels of 128 bytes: copies then go by 16 rows.
+  // With panels of 128 bytes, tiles are copied 16 rows at a time.
   if (config.d > 256) config.dv = round_up(config.dv, 128 / bytes_of(config.type));
 }
 
-// scale · s − origin in one operation is off by what scale · max was rounded by: past 2^30 that is more than the powers
-// of two have room for. Large scales are not fused; large q and k with a small one remain (docs/semantics.md).
+// If scale · s − origin is one FMA, the result is off by the rounding of the origin, which is scale · max. Beyond 2^30
+// that is more than the exponents of P have room for. So large scales are not fused. Large q and k with a small scale
+// remain a limitation (docs/semantics.md).
 constexpr float kLargestFusedScale = 1024.0F;
 bool is_fused(float scale) { return scale > 0.0F && scale <= kLargestFusedScale; }
 
-// Slopes are divided by the scale.
+// Linear scores divide slopes by the scale, which must be at least this.
 constexpr float kLeastScaleOfSlopes = 0x1p-40F;
 
-// A rounding of a cap as small as these is less than what probabilities are rounded by; not so if a callable multiplies
-// it.
+// The exponential form is off by a rounding of the cap. For these caps that is less than the rounding of probabilities,
+// unless a callable multiplies the score.
 constexpr float kLeastExponentialCap = 1.0F / 1024;
 constexpr float kLargestExponentialCap = 64.0F;
 
@@ -58,8 +59,8 @@ Softcap softcap_of(const Problem& problem) {
 
 }  // namespace
 
-// Dropout's draws are cheapest where rows lie at consecutive positions, and a list of each head's own keeps heads
-// apart.
+// Heads are not packed with dropout, whose draws are cheapest for rows at consecutive positions, nor with a list that
+// differs between query heads.
 std::int64_t packed_heads(const Problem& problem) {
   const bool apart = problem.dropout > 0.0F || (problem.list && problem.list.heads == TileList::Heads::q);
   return apart ? 1 : problem.group();
@@ -93,7 +94,7 @@ FwdConfig features_of(const Problem& problem, std::int64_t splits) {
   config.softcap = softcap_of(problem);
   config.alibi = problem.alibi;
   config.dropout = problem.dropout > 0.0F;
-  config.rounded_sums = problem.o_type == DType::fp32 || problem.residual;  // not by partial results of 16-bit outputs
+  config.rounded_sums = problem.o_type == DType::fp32 || problem.residual;  // not for partial results of 16-bit outputs
   config.residual = problem.residual;
   config.user_score = !problem.score.empty();
   config.user_mask = !problem.mask.empty();
@@ -108,7 +109,7 @@ void choose_linear_score(FwdConfig& config, const Problem& problem) {
   const bool is_alibi = config.alibi && !config.user_score && problem.window.right && *problem.window.right <= 0;
   if (!is_alibi && (config.alibi || !has_linear_score(problem))) return;
   if (config.softcap != Softcap::none || config.skip != Skip::none || config.has_descales()) return;
-  if (config.segments > 1) return;  // distances are counted from one, and the other may lie far from it
+  if (config.segments > 1) return;  // distances are counted from one; the other may lie far from it
   if (!is_fused(scale) || scale < kLeastScaleOfSlopes) return;
   config.linear_score = true;
   config.scale_first = false;

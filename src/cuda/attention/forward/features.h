@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What of a problem a forward's configuration says before its tiles are chosen.
+// The part of a forward's configuration that follows from the problem, before its tiles are chosen.
 #pragma once
 
 #include <cstdint>
@@ -9,21 +9,21 @@
 
 namespace tessera::cuda {
 
-/// Query heads that share the rows of a tile: those of a group, or 1.
+/// Returns how many query heads are packed into the rows of a tile: those of a group, or 1.
 std::int64_t packed_heads(const Problem& problem);
-/// Keys of both sources, by capacity.
+/// Returns the number of keys of both sources, by capacity.
 std::int64_t count_keys(const Problem& problem);
 
-/// Types, head dims, sources, masks and scores; tiles, products and loader are as by default.
+/// Sets types, head dims, sources, masks and scores. Tiles, products and loader keep their defaults.
 FwdConfig features_of(const Problem& problem, std::int64_t splits);
 
-/// By wgmma: a score that is linear in key − query leaves scales to be fused.
+/// For wgmma: sets linear_score if the score is linear in key − query, so that the scale can be fused.
 void choose_linear_score(FwdConfig& config, const Problem& problem);
 
-/// One source of rows at strides, a range of tiles, outputs of the inputs' type, no callables; scores may be capped or
-/// biased.
+/// Whether the forward has one strided source, a range of tiles, outputs of the inputs' type (unless these have 8
+/// bits), no dropout, no callables, and neither chunks nor compressed keys. Scores may have a softcap or ALiBi.
 bool walks_plainly(const FwdConfig& config);
-/// The same with the plainest softmax.
+/// The same, without scale_first.
 bool is_plain(const FwdConfig& config);
 
 }  // namespace tessera::cuda

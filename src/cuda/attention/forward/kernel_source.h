@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// From a configuration to the ten lines that name it to the compiler.
+// Generates the source of a forward kernel from its configuration.
 #pragma once
 
 #include "cuda/attention/scores/callable_source.h"
@@ -8,7 +8,7 @@
 
 namespace tessera::cuda {
 
-/// `callables`: those of the problem that the configuration is for.
+/// `callables`: those of the configuration's problem.
 KernelSource fwd_source(const FwdConfig& config, const CallableSources& callables);
 
 }  // namespace tessera::cuda

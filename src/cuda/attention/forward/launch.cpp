@@ -27,27 +27,28 @@ namespace {
 
 /// What every run of a plan launches.
 struct FwdLaunch {
-  Problem problem;  // with the list that its mask makes, if a kernel in front does
+  Problem problem;  // including the list that an earlier kernel makes of its mask, if any
   FwdConfig config;
   int packed_heads;
   TileSchedule schedule;
   Dim3 grid;
   Dim3 block;
   std::size_t shared_bytes;  // of a block
-  u64 tag;                   // of the tile counter; 0: blocks take one row tile each
-  std::size_t counters_at;   // in the workspace, if they take more
+  u64 tag;                   // of the counters of row tiles or splits; 0: there are none
+  std::size_t counters_at;   // offset of the counters in the workspace
   MaskTiles mask;
-  std::size_t mask_at;  // likewise, what its kernel writes
+  std::size_t mask_at;  // offset in the workspace of what the mask's kernel writes
 };
 
-// Another for every plan of this process, and hardly ever one that another process has left behind.
+// Returns a different tag for every plan of this process. It hardly ever is one that another process has left in
+// memory.
 std::uint64_t next_tag() {
   constexpr std::uint64_t most = (std::uint64_t{1} << 40) - 1;
   static std::atomic<std::uint64_t> next{std::random_device{}() * std::uint64_t{256}};
   return next.fetch_add(1, std::memory_order_relaxed) % most + 1;
 }
 
-// A block of products by warpgroups stays on its multiprocessor and takes one row tile after another.
+// With wgmma blocks are persistent: each takes one row tile after another.
 std::int64_t grid_blocks(const FwdConfig& config, const Problem& problem, std::int64_t splits, const Target& target) {
   const std::int64_t blocks = count_blocks(config, problem, splits);
   if (config.products != Products::wgmma || target.multiprocessors == 0) return blocks;
@@ -75,7 +76,7 @@ TileCounterParams tile_counter(const FwdLaunch& launch, std::byte* workspace) {
   return {counters, counters + 1, launch.tag};
 }
 
-// Maps of the tensors that come by TMA, and how many rows of the sources lie together.
+// Makes the tensor maps, and sets the box_rows of each source.
 TensorMaps add_boxes(const FwdLaunch& launch, const Problem& problem, FwdParams& params) {
   if (!launch.config.uses_tma()) return {};
   params.kv[0].box_rows = box_rows(launch.config, problem.kv);
@@ -83,7 +84,7 @@ TensorMaps add_boxes(const FwdLaunch& launch, const Problem& problem, FwdParams&
   return tensor_maps(launch.config, problem, params, launch.packed_heads);
 }
 
-// Those of packed tokens have no dimension of sequences.
+// Descales of packed tokens have no batch dimension.
 struct DescaleStrides {
   i64 batch, head;
   bool packed;
@@ -113,8 +114,8 @@ DescaleParams descale_params(const Problem& problem, const Bindings& bindings) {
   return p;
 }
 
-// Copies of 16 bytes are more than 8 elements of 8 bits, by which rows are aligned elsewhere. Q that becomes 16 bits is
-// read by 8 bytes.
+// Throws unless rows of 8 bits are aligned to 16 bytes, as their copies require. Elsewhere rows are only known to be
+// aligned to 8 elements. Q that is widened to 16 bits is read 8 bytes at a time.
 void check_byte_rows(const FwdConfig& config, const Bindings& bindings) {
   for (const Slot slot : {Slot::q, Slot::k, Slot::v, Slot::k2, Slot::v2}) {
     if (slot == Slot::q && config.widens_queries) continue;

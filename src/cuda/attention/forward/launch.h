@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the rows of the table that compute a forward have in common: which problems they take, plan and launch.
+// What the implementations of the forward share: which problems they support, their plan and their launch.
 #pragma once
 
 #include "cuda/implementations.h"
@@ -7,7 +7,7 @@
 
 namespace tessera::cuda {
 
-/// Whether there is a kernel of a problem's configuration; wishes may ask for what no kernel can be.
+/// Whether a kernel supports a configuration; wishes may ask for one that no kernel supports.
 using ConfigSupport = Support (*)(const FwdConfig& config, const Problem& problem, const Target& target,
                                   const Wishes& wishes);
 

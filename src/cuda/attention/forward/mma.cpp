@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The row cuda.fwd_mma of the table.
+// The implementation cuda.fwd_mma: the forward for every chip from SM80 on.
 #include <algorithm>
 
 #include "cuda/attention/forward/config.h"
@@ -15,7 +15,7 @@ Support exists(const FwdConfig& c, const Problem& /*problem*/, const Target& tar
   if (c.warps > 16 || (c.warps & (c.warps - 1)) != 0) return refuse("warps", c.warps, "1, 2, 4, 8 or 16");
   if (c.tile_q != c.warps * 16 && c.tile_q != c.warps * 32) return refuse("tile_q", c.tile_q, "16 or 32 rows a warp");
   if (c.stages > 4) return refuse("stages", c.stages, "1 to 4");
-  // Copies go by as many rows as the block's threads have 16-byte chunks for.
+  // In a step of a copy each thread copies 16 bytes of a panel; a_step is the number of rows in a step.
   const int a_step = c.threads() / (c.panel_bytes() / kChunkBytes);
   if (a_step % 8 != 0 || c.tile_q % a_step != 0)
     return refuse("warps", c.warps, "as many as copy tile_q in whole steps");
@@ -37,7 +37,7 @@ Support exists(const FwdConfig& c, const Problem& /*problem*/, const Target& tar
                        "; that wants SM90 or newer, dense or varlen keys, one segment, no list, at most 256 columns of "
                        "v");
   }
-  if (c.loader == Loader::tma_warp && c.warps != 4 && c.warps != 8) {  // warpgroups, whose registers leave room
+  if (c.loader == Loader::tma_warp && c.warps != 4 && c.warps != 8) {  // one or two whole warpgroups
     return Support::no("loader is tma_warp with warps=" + std::to_string(c.warps) + "; want 4 or 8 warps");
   }
   return Support::yes();

@@ -36,7 +36,8 @@ struct FwdMma {
   using Online = typename OnlineSoftmax<C, row_tiles>::type;
   using Queries = typename WarpProducts<C>::Queries;
   static constexpr bool has_copier = C.loader == Loader::tma_warp;
-  // What a block has at its start, 128 a thread of 256 (two blocks) or 168 of 384, shared out anew.
+  // Registers that setmaxnreg redistributes. At launch each thread has 128 in a block of 256 threads (two such blocks
+  // share a multiprocessor), or 168 in one of 384.
   static constexpr int producer_registers = 24;
   static constexpr int consumer_registers = C.warps == 4 ? 232 : 240;
 
@@ -44,7 +45,7 @@ struct FwdMma {
 
   const FwdParams& p;
   const DescaleParams& descales;
-  const TensorMaps* maps;  // of keys that come by TMA
+  const TensorMaps* maps;  // of K and V, for TMA
   BlockMemory<C>& work;
   const u32 q_base;
   const int thread = static_cast<int>(threadIdx.x);
@@ -83,7 +84,7 @@ struct FwdMma {
     }
   }
 
-  /// `first`: the same as `work`, before a barrier makes that readable.
+  /// `first`: the same values as `work`, for use before a barrier makes `work` readable.
   __device__ __forceinline__ void compute(const BlockWork<C>& first) const {
     if constexpr (has_copier) {
       if (first.tiles.count() > 0) load_queries(first);
@@ -116,15 +117,15 @@ struct FwdMma {
     if constexpr (C.skip != Skip::none) softmax.move();
   }
 
-  // Asked for again rather than kept.
+  // Reads the thread's number again rather than keeping it, since registers are short.
   __device__ __forceinline__ int thread_again() const {
     if constexpr (!has_copier) return thread;
     const int again = ptx::afresh(static_cast<int>(threadIdx.x));
-    __builtin_assume(again >= 0);  // divisions are shifts
+    __builtin_assume(again >= 0);  // so that divisions become shifts
     return again;
   }
 
-  /// Those that compute.
+  /// A barrier of the consumer warps, which compute.
   __device__ __forceinline__ void sync() const {
     if constexpr (has_copier) {
       ptx::barrier_sync(kComputing, C.threads());
@@ -132,7 +133,7 @@ struct FwdMma {
       __syncthreads();
     }
   }
-  static constexpr int kComputing = 1, kStart = 2;  // barriers
+  static constexpr int kComputing = 1, kStart = 2;  // named barriers
 
   __device__ __forceinline__ void load_queries(const BlockWork<C>& w) const {
     const PackedRows rows(p.q, bytes_of(C.q_type()), p.q_strides, w.block, w.sequence.q.first, p.group);
@@ -169,7 +170,7 @@ struct FwdMma {
                                  [&](int row) { return rows.at(tile.first, row); });
   }
 
-  // K and V have one buffer each: V comes while the scores are computed, the next K while softmax and P·V are.
+  // K and V have one buffer each. V is loaded while the scores are computed, the next K during softmax and P·V.
   __device__ __forceinline__ void walk_one_stage(const BlockWork<C>& first, Output& o, Online& softmax) const {
     load_keys(first, first.tiles.at(0), 0);
     ptx::cp_async_commit();
@@ -195,7 +196,7 @@ struct FwdMma {
     } while (++i < work.tiles.count());
   }
 
-  // A ring of tiles, K and V together: one barrier a tile.
+  // K and V of a tile share a stage of the ring. There is one barrier a tile, and another if the tile may hide keys.
   __device__ __forceinline__ void walk_ring(const BlockWork<C>& first, Output& o, Online& softmax) const {
     const int count = first.tiles.count();
     const auto fill = [&](const BlockWork<C>& w, int i) {
@@ -223,9 +224,9 @@ struct FwdMma {
     }
   }
 
-  // TMA fills a ring of keys and one of values. A warp that does nothing else asks it, or the first of
-  // those that compute: then its first thread waits for the slowest warp of the tile before, half a tile after a
-  // buffer's last use. The others wait only for data.
+  // TMA fills a ring of keys and a ring of values. A producer warp issues the copies (tma_warp), or the first thread of
+  // the consumer warps (tma). That thread must wait until the slowest warp has released a buffer, but only half a tile
+  // after the buffer's last use. The other threads wait only for data.
   __device__ __forceinline__ Ring<C.stages> keys() const { return {ptx::shared_address(work.barriers)}; }
   __device__ __forceinline__ Ring<C.stages> values() const { return {keys().barriers + Ring<C.stages>::bytes}; }
   __device__ __forceinline__ void init_rings() const {
@@ -233,7 +234,7 @@ struct FwdMma {
     values().init(1, C.warps);
     ptx::fence_mbarrier_init();
   }
-  /// By one thread; `w`: the block's work, from where it is at hand.
+  /// One thread calls this. `w`: the block's work, in registers or in shared memory.
   __device__ __forceinline__ void copy_keys(const BlockWork<C>& w, int i) const {
     keys().acquire(i, C.k_bytes());
     const TileBoxes boxes = find_boxes<C>(w, p.kv[0], w.tiles.at(i), 0);
@@ -245,8 +246,8 @@ struct FwdMma {
     copy_tile<C, VTile>(w, p.kv[0], maps->values, p.kv[0].v_strides, boxes, v_base(i % C.stages), values().full(i), 0);
   }
 
-  // By a warpgroup, because registers change hands by warpgroups; one of its warps copies. The first copies wait for
-  // nobody; others wait for them behind the barrier.
+  // The producer is a whole warpgroup, because setmaxnreg applies to warpgroups; only one of its warps copies. It
+  // issues the first copies before any barrier. Behind the barrier kStart the consumer warps may wait for them.
   __device__ __forceinline__ void copy(const BlockWork<C>& first) const {
     const bool copies = thread / 32 == C.warps && first.tiles.count() > 0;
     if (copies && lane == 0) {
@@ -269,7 +270,7 @@ struct FwdMma {
   }
 
   __device__ __forceinline__ void walk_rings(int tiles, Output& o, Online& softmax) const {
-    // Registers are short: the number of tiles stays in memory where that keeps the compiler from spilling others.
+    // Registers are short, so the number of tiles stays in memory if ptxas would spill otherwise.
     const auto count = [&] { return has_copier || C.stages == 1 ? work.tiles.count() : tiles; };
     const auto fill_keys = [&](int i) {
       if (!has_copier && threadIdx.x == 0 && i < count()) copy_keys(work, i);
@@ -313,7 +314,7 @@ struct FwdMma {
     } while (++i < count());
   }
 
-  /// `later`: groups of copies that were begun after that of Q.
+  /// `later`: the number of cp.async groups that were committed after that of Q.
   template <int later>
   __device__ __forceinline__ Queries queries() const {
     if constexpr (C.q_kept > 0 || C.descales_rows()) {
@@ -341,7 +342,7 @@ struct FwdMma {
     int8_scores().template find_rows<QTile>(p, descales, work, q_base, warp_row, warp_row, lane);
   }
 
-  // Products to scores; `replace` is called where keys may be hidden.
+  // Turns products into scores, and calls replace() if the tile may hide keys.
   template <class Replace>
   __device__ __forceinline__ void finish_scores(Scores& s, const KvTile& tile, Replace replace) const {
     const int again = thread_again();
@@ -349,10 +350,11 @@ struct FwdMma {
     if (work.may_hide(tile)) replace();
   }
 
-  // 0 · NaN is not 0: in tiles that may hide keys 0 stands for values that are not finite. Behind the end of a sequence
-  // TMA brings others', or what nobody wrote. After a barrier; ends with one.
+  // Replaces values that are not finite by zeros in a tile that may hide keys, because 0 · NaN is NaN. Behind the end
+  // of a sequence, TMA loads rows of other sequences, or memory that nobody wrote. The tile must have arrived for all
+  // threads; the function ends with a barrier.
   __device__ __forceinline__ void replace_values(int i, u32 v_at) const {
-    // Copies by threads bring zeros from behind the end.
+    // Behind the end of a sequence, cp.async stores zeros.
     const auto keys = [&] { return C.uses_tma() ? work.keys_of(work.tiles.at(i)) : C.tile_kv; };
     if (cuda::replace_values<C.type, VTile, C.threads()>(v_at, thread_again(), keys)) work.non_finite = 1;
     sync();
@@ -367,7 +369,8 @@ struct FwdMma {
   __device__ __forceinline__ float softmax_scale() const { return WarpProducts<C>::softmax_scale(p, work); }
 };
 
-/// The problem of one of the blocks that share the columns of V and O: its own columns. The first writes the LSE.
+/// Returns the parameters of one of the blocks that share the columns of V and O, for its own columns. Only the first
+/// of them writes the LSE and the row sums.
 template <FwdConfig C, class Params>
 __device__ __forceinline__ Params column_part(const Params& whole) {
   const int first = static_cast<int>(blockIdx.x % C.dv_parts) * C.dv;

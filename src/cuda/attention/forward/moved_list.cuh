@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// How a forward by mma.sync moves a skip state on. Barriers of the block lie between its tiles, so that one warp brings
-// together what all measured of four tiles when four more have been walked.
+// Moves a skip state on by a step, in the forward by mma.sync. Barriers of the block separate its tiles, so that one
+// warp can reduce what all warps have measured of four tiles after four more tiles.
 #pragma once
 
 #include "cuda/attention/forward/block_work.cuh"
@@ -9,7 +9,7 @@
 
 namespace tessera::cuda {
 
-/// An online softmax that tells what its rows say of a list's tiles, and moves the list on in the end.
+/// An online softmax that also measures the tiles of a list by the rows of its warp, and moves the list on at the end.
 template <FwdConfig C>
 struct MovingSoftmax : Softmax<1, 15, C.rounded_sums> {
   using Online = Softmax<1, 15, C.rounded_sums>;
@@ -19,7 +19,7 @@ struct MovingSoftmax : Softmax<1, 15, C.rounded_sums> {
   BlockMemory<C>* memory;
   TileMeasure<C> measure;
 
-  /// Before the first tile.
+  /// Called before the first tile.
   __device__ __forceinline__ void begin(const FwdParams& p, BlockMemory<C>& work) {
     params = &p;
     memory = &work;
@@ -35,7 +35,7 @@ struct MovingSoftmax : Softmax<1, 15, C.rounded_sums> {
     }
   }
 
-  /// Before a tile's raise().
+  /// Called before a tile's raise().
   __device__ __forceinline__ void enter(const KvTile& tile) {
     measure.enter(key_block_of(params->list, tile), lane(), scale(), online(), *this);
   }
@@ -51,13 +51,13 @@ struct MovingSoftmax : Softmax<1, 15, C.rounded_sums> {
     return rescale;
   }
 
-  /// After the last tile and a barrier.
+  /// Called after the last tile and a barrier.
   __device__ __forceinline__ void end_walk() {
     measure.finish(lane(), scale(), online(), *this);
     if (end_rows<C>(measure, online(), priors(), warp() * 16, rows(), lane())) memory->unknown = 1;
   }
 
-  /// Of four tiles, each by a lane.
+  /// Stores the number that was measured of a tile of four; one lane for each of the four tiles calls this.
   __device__ __forceinline__ void store(int tile, int block, float number) const {
     const int four = measure.walked / 4 - 1;
     if (warp() == 0 && four > 0) bring_together(four - 1);
@@ -65,7 +65,7 @@ struct MovingSoftmax : Softmax<1, 15, C.rounded_sums> {
     if (warp() == 0) memory->blocks[four & 1][tile] = block;
   }
 
-  /// When nobody reads the list any more but for barriers.
+  /// Moves the list on, at the end of the block. It begins with a barrier, behind which nobody reads the list any more.
   __device__ __forceinline__ void move() const {
     BlockMemory<C>& work = *memory;
     if (rows_of_tile<C>(work) <= 0) return;
@@ -79,7 +79,7 @@ struct MovingSoftmax : Softmax<1, 15, C.rounded_sums> {
     for (int word = warp(); word < params->list.words; word += C.warps) {
       const SkipRow::Word before = row.template read<C>(word, lane());
       row.template move_word<C>(word, before, work.tiles, unknown, lane(), [&](int block) -> int {
-        if constexpr (C.skip == Skip::mass) return before.code;  // which is this step's where the tile was walked
+        if constexpr (C.skip == Skip::mass) return before.code;  // for a walked tile already this step's
         return static_cast<int>(__ldcg(next + block / 32) >> (block % 32) & 1);
       });
     }
@@ -90,7 +90,7 @@ struct MovingSoftmax : Softmax<1, 15, C.rounded_sums> {
   __device__ __forceinline__ float scale() const { return WarpProducts<C>::softmax_scale(*params, *memory); }
   static __device__ __forceinline__ int warp() { return static_cast<int>(threadIdx.x) / 32; }
   static __device__ __forceinline__ int lane() { return static_cast<int>(threadIdx.x) % 32; }
-  /// That are used, from the warp's first on.
+  /// Returns the number of rows that are used, from the warp's first on.
   __device__ __forceinline__ int rows() const { return rows_of_tile<C>(*memory) - warp() * 16; }
   __device__ __forceinline__ PackedRows priors() const {
     const SkipParams& skip = skip_of_params(*params);
@@ -104,7 +104,8 @@ struct MovingSoftmax : Softmax<1, 15, C.rounded_sums> {
     return skip.next + (head * skip.query_blocks + query_block) * params->list.words;
   }
 
-  // By one warp, behind a barrier that all have reached since they measured it.
+  // Reduces what all warps have measured of a group of four tiles. One warp calls this after a barrier that follows
+  // their measurements.
   __device__ __forceinline__ void bring_together(int four) const {
     if (lane() >= 4) return;
     const BlockMemory<C>& work = *memory;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a warpgroup of the forward by wgmma does for those that compute: one warp finds the next row tile, one asks the
-// TMA for its tiles of K and V, and two look through the values that masks may hide.
+// The producer warpgroup of the forward by wgmma: one warp finds row tiles, one issues the TMA copies of K and V, and
+// two (checkers) search V for values that are not finite or transpose it; with descales_keys one loads descales.
 #pragma once
 
 #include "cuda/attention/forward/block_work.cuh"
@@ -22,14 +22,14 @@ namespace tessera::cuda {
 
 template <FwdConfig C>
 struct Producer {
-  static constexpr int groups = C.warps / 4;  // that compute
+  static constexpr int groups = C.warps / 4;  // consumer warpgroups
   static constexpr bool groups_differ = kGroupsDiffer<C>;
-  // Tiles of keys still to be copied when the next row tile is drawn: to draw and find it takes about 4000 clocks, more
-  // where a list is read, a tile as many as its multiply-adds, 2048 a clock, and what is computed lies some tiles
-  // behind.
+  // kDrawnAhead: how many tiles of keys are still to be copied when the next row tile is drawn. Drawing and finding it
+  // takes about 4000 clocks, more if a list is read. A tile takes a clock for every 2048 multiply-adds, and the
+  // consumers are some tiles behind the copies.
   static constexpr int kDrawingClocks = C.tiles == Tiles::list ? 9000 : 5000;
   static constexpr int kDrawnAhead = divide_up(kDrawingClocks * 2048, C.tile_q* C.tile_kv*(C.d + C.dv));
-  using QTile = SharedTile<C.q_type(), 64, C.d>;  // of a group
+  using QTile = SharedTile<C.q_type(), 64, C.d>;  // one group's rows
   using KTile = SharedTile<C.k_type(), C.tile_kv, C.d, C.whole_rows>;
   using VTile = SharedTile<C.v_type(), C.tile_kv, C.dv, C.whole_rows>;
   using VtTile = SharedTile<C.type, C.dv, C.transposed_keys()>;
@@ -61,7 +61,7 @@ struct Producer {
   __device__ __forceinline__ Int8Scores<C> int8_scores() const { return {q_base + C.q_bytes() + C.ring_bytes()}; }
   __device__ __forceinline__ Ring<2> items() const { return {ptx::shared_address(shared.items)}; }
 
-  /// By one thread, before a barrier of the block.
+  /// One thread calls this before a barrier of the block.
   __device__ __forceinline__ void init() const {
     shared.end = -1;
     items().init(1, C.warps + 3);
@@ -78,7 +78,7 @@ struct Producer {
     ptx::fence_mbarrier_init();
   }
 
-  /// `warp`: of the warpgroup.
+  /// `warp`: number of the warp in the warpgroup.
   __device__ __forceinline__ void produce(int warp) const {
     if (warp == 0) {
       find_work();
@@ -95,8 +95,8 @@ struct Producer {
   }
 
  private:
-  // A row tile is drawn when the one before it comes to its end: drawn earlier, a long one would wait behind a long one
-  // while other blocks have nothing left. The first is found before the kernels in front have ended, if it can be.
+  // Finds and publishes row tiles. One is drawn when the one before it nears its end: if drawn earlier, it could wait
+  // behind a long one while other blocks are idle. The first is found before the preceding kernels end, if possible.
   __device__ __forceinline__ void find_work() const {
     if (C.has_descales() || !p.finds_early) ptx::griddepcontrol_wait_and_launch();
     TileScheduler<C> row_tiles(p);
@@ -104,13 +104,13 @@ struct Producer {
     int item = 0;
     int use = 0;
     ListPosition collected{0, 0};
-    int halves = 0;  // of lists' rings, filled again
-    int moved = 0;   // row tiles whose rows of a skip state have moved on
+    int halves = 0;  // halves of lists' rings that were refilled
+    int moved = 0;   // row tiles whose row of the skip state has moved on
 #pragma unroll 1
     while (tile < row_tiles.count()) {
       items().wait_empty(item);
       if constexpr (C.skip != Skip::none) {
-        if (moved + 2 <= item) move_list(moved++);  // it lies where the next row tile's work will
+        if (moved + 2 <= item) move_list(moved++);  // its work is where the next row tile's will be
       }
       if (find(row_tiles, tile, item, use, collected)) {
         if constexpr (C.tiles == Tiles::list) {
@@ -134,11 +134,11 @@ struct Producer {
     if constexpr (C.skip != Skip::none) {
       while (moved < item) move_list(moved++);
     }
-    // The kernels in front have ended: this block has waited for that before its first draw, or, if it has no row tile,
-    // above, because only the lengths of packed sequences leave it none.
+    // The preceding kernels have ended. This block has waited for them before its first draw; or, if it has no row
+    // tile, at the beginning: only packed sequences leave a block none, and they exclude finds_early.
     if (lane == 0 && p.tile_counter.left != nullptr) finish_counting(p.tile_counter);
   }
-  // Once all have released a row tile, its row of the list is the next step's.
+  // Moves the list's row of a row tile on to the next step, once all warps have released the row tile.
   __device__ __forceinline__ void move_list(int item) const {
     move_list_by_partials<C>(p, shared.works[item % 2], partials<C>(p, item), lane,
                              [&] { items().wait_empty(item + 2); });
@@ -148,14 +148,14 @@ struct Producer {
     __syncwarp();
     if (lane == 0) items().publish(item);
   }
-  /// Whether the row tile has any row that sees a key; others are stored here. `use`: the first of the rings, then that
-  /// behind it. `collected`: of a list's granules.
+  /// Finds a row tile's work; a whole warp calls this. Returns whether any row sees a key; if not, stores the outputs.
+  /// `use`: its first use of the rings, on return the end of its uses. `collected`: how far a list is collected.
   __device__ __forceinline__ bool find(TileScheduler<C>& row_tiles, int tile, int item, int& use,
                                        ListPosition& collected) const {
     Work& work = shared.works[item % 2];
     bool found = false;
     Block packed{};
-    if constexpr (C.varlen) packed = row_tiles.at(tile);  // by the whole warp
+    if constexpr (C.varlen) packed = row_tiles.at(tile);  // the whole warp calls this
     if (lane == 0) {
       found = work.find(p, C.varlen ? packed : Block::of<C>(p, tile));
       work.non_finite = 0;
@@ -201,7 +201,7 @@ struct Producer {
     }
     work.positions_are_small = small;
   }
-  /// At least one, whatever the group's rows see.
+  /// Returns the uses whose keys a group's rows see; at least one, even if the rows see none.
   __device__ __forceinline__ Uses uses_of_group(const Work& work, int group) const {
     const int first_row = work.block.first_row + group * 64;
     const int rows = static_cast<int>(work.sequence.q.length * p.group.value);
@@ -220,8 +220,8 @@ struct Producer {
     Work& work = shared.works[item % 2];
     return ListCollector<C, 32>{p, work.block, work.tiles, list_window<C>(memory)};
   }
-  // A list's ring is filled before others hear of the row tile. If it has not room for all, each half is filled again
-  // when its tiles are done with; the warp that copies tells, and waits for it.
+  // Publishes a row tile when its list's ring is filled. If the ring is too small for the list, each half is refilled
+  // when its tiles have been read. The copying warp signals that (release_runs) and waits for the refill (await_runs).
   __device__ __forceinline__ void publish_list(int item, ListPosition& at, int& halves) const {
     const auto& tiles = shared.works[item % 2].tiles;
     if (at.rank < tiles.ranks().end) {
@@ -245,7 +245,7 @@ struct Producer {
       publish(item);
     }
   }
-  // The same from the last rank on.
+  // The same for a walk from the last rank to the first.
   __device__ __forceinline__ void publish_descending(int item, int end, int& halves) const {
     const auto collector = collector_of(item);
     int begin = max(end - C.list_granules(), 0);
@@ -261,15 +261,15 @@ struct Producer {
       ++halves;
     }
   }
-  // Tiles of half a ring.
+  // The number of tiles in half a ring.
   static constexpr int half_ring() { return C.list_granules() / 2 / (C.tile_kv / C.granule); }
-  /// Tile i of a row tile is to be copied: its granules are in the ring.
+  /// Waits until the granules of tile i of a row tile are in the ring. Called before its copy.
   __device__ __forceinline__ void await_runs(int i, int& halves) const {
     if (i < 2 * half_ring() || i % half_ring() != 0) return;
     ptx::mbarrier_wait(runs_there(), static_cast<u32>(halves) & 1);
     ++halves;
   }
-  /// Tile i has its memory, so that tile i − stages is done with: the last of a half of which there is more to come?
+  /// Called when all have read tile i − stages. If it ends half a ring and more is to come, signals for a refill.
   __device__ __forceinline__ void release_runs(const Work& work, int i) const {
     constexpr int half = half_ring();
     static_assert(half > C.stages);
@@ -288,7 +288,7 @@ struct Producer {
       if (lane == 0) items().release(item);
     }
   }
-  // While there is no memory yet for a tile's values, the next one's boxes are looked up.
+  // Looks up the boxes of the next tile before it waits for the buffer of this tile's values.
   __device__ __forceinline__ void copy_tiles(const Work& work, int& halves) const {
     TileBoxes boxes = boxes_of(work, work.first_use, halves);
 #pragma unroll 1
@@ -312,7 +312,7 @@ struct Producer {
     const KvTile tile = work.tiles.at(use - work.first_use);
     return find_boxes<C>(work, p.kv[C.segments == 2 ? tile.segment : 0], tile, lane);
   }
-  // The copies of the other lanes count only after the bytes are said.
+  // The other lanes may issue copies only after lane 0 has set the expected bytes (expect_tx).
   __device__ __forceinline__ void acquire(const Ring<C.stages>& ring, int use, u32 bytes) const {
     if (lane == 0) ring.acquire(use, bytes);
     sync_copiers();
@@ -321,8 +321,8 @@ struct Producer {
     if constexpr (kCopiers<C> > 1) __syncwarp();
   }
 
-  /// The values of tiles that may hide keys, which the warps that compute wait for: see softmax/non_finite.cuh. Ahead
-  /// of them.
+  /// Runs ahead of the consumers and replaces values that are not finite in tiles that may hide keys; the consumers
+  /// wait for that (softmax/non_finite.cuh).
   static constexpr int kCheckers = C.descales_keys ? 1 : 2;  // warps
   __device__ __forceinline__ void check() const {
 #pragma unroll 1
@@ -340,13 +340,13 @@ struct Producer {
         if (work.may_hide(work.tiles.at(use - work.first_use))) {
           constexpr int threads = kCheckers * 32;
           const auto keys = [&] { return work.keys_of(work.tiles.at(use - work.first_use)); };
-          // Groups that skip the tile may read this meanwhile; it tells them nothing.
+          // Groups that skip the tile may read non_finite at the same time; both results are right for them.
           if (replace_values<C.type, VTile, threads>(v_at(use), thread % threads, keys)) work.non_finite = 1;
           ptx::fence_async_proxy();
         }
         __syncwarp();
         if (lane == 0) {
-          // Ended before these values came; but nobody may have waited for it, and tools that check want that.
+          // The buffer's previous phase has ended, but perhaps nobody waited for it, as checking tools require.
           if (use >= C.stages) checks().wait(use - C.stages);
           checks().publish(use);
           values().release(use);
@@ -356,7 +356,7 @@ struct Producer {
       if (lane == 0) items().release(item);
     }
   }
-  /// Those of each tile's keys, of which who computes hears with the keys.
+  /// Loads the descales of each tile's keys, and publishes them on the `full` barrier of the keys.
   __device__ __forceinline__ void load_descales() const {
     int halves = 0;
 #pragma unroll 1
@@ -375,7 +375,7 @@ struct Producer {
       if (lane == 0) items().release(item);
     }
   }
-  /// Of products of 8 bits: V as they take it (tile/transposed_bytes.cuh), of every tile.
+  /// Transposes V of a tile for products of 8 bits (tile/transposed_bytes.cuh), and replaces values as check() does.
   __device__ __forceinline__ void transpose_values(Work& work, int use) const {
     static_assert(kCheckers == 2);
     const int warp = thread / 32 % kCheckers;

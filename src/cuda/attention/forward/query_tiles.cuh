@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The forward by wgmma: which rows of Q a warpgroup that computes has, and how they come into its shared memory;
-// and products of them with a tile of keys by mma.sync, for what is computed again.
+// The forward by wgmma: the rows of Q of a consumer group and their copy to shared memory; and their products with a
+// tile of keys by mma.sync, for scores that are computed again.
 #pragma once
 
 #include "cuda/attention/forward/producer.cuh"
@@ -14,14 +14,14 @@ struct QueryTiles : Producer<C> {
   using Base::groups, Base::items, Base::k_at, Base::maps, Base::p, Base::q_base, Base::shared;
   using typename Base::KTile, typename Base::QTile, typename Base::Work;
   static constexpr bool registers_are_short = groups == 3 || (C.linear_score && C.dv > 192);
-  // Barriers, one for each group.
+  // The first of the named barriers of groups, one for each.
   static constexpr int kGroup = 4;
 
-  // Asked for again rather than kept.
+  // These read the thread's number again rather than keeping it, since registers are short.
   __device__ __forceinline__ int group() const { return ptx::uniform(static_cast<int>(threadIdx.x) / 128); }
   static __device__ __forceinline__ int thread_again() {
     const int thread = ptx::afresh(static_cast<int>(threadIdx.x));
-    __builtin_assume(registers_are_short || thread >= 0);  // divisions are shifts; 1% slower with three groups
+    __builtin_assume(registers_are_short || thread >= 0);  // makes divisions shifts; 1% slower with three groups
     return thread;
   }
 
@@ -32,7 +32,8 @@ struct QueryTiles : Producer<C> {
   }
   __device__ __forceinline__ void group_barrier() const { ptx::barrier_sync(kGroup + group_number(), 128); }
 
-  /// Asks for the group's rows of a row tile, if there is one: by TMA where they are a box.
+  /// Begins the copy of the group's rows of a row tile, by TMA if they are a box. Returns false if there is no such row
+  /// tile.
   __device__ __forceinline__ bool begin_queries(int item) const {
     items().wait(item);
     if (item == shared.end) return false;
@@ -50,8 +51,8 @@ struct QueryTiles : Producer<C> {
     ptx::cp_async_commit();
     return true;
   }
-  // By one thread, with addresses formed here rather than kept. Rows beyond the sequence's are others', or zeros behind
-  // the tensor's; nothing comes of them.
+  // One thread calls this. Addresses are computed here, because kept ones would take registers. Rows behind the end of
+  // the sequence are those of other sequences, or zeros behind the tensor's end; results of these rows are not used.
   __device__ __forceinline__ void copy_queries(const Work& work, int first) const {
     const int head = p.q_strides.head == 0 ? 0 : work.block.head;
     const int row = work.sequence.q.first + PackedRow(first, p.group).query;
@@ -64,7 +65,7 @@ struct QueryTiles : Producer<C> {
     const int group = thread_again() / 128;
     return ptx::afresh(static_cast<int>(ptx::shared_address(shared.queries))) + group * 8;
   }
-  // Copies by threads and the zeros beside them are wgmma's to read after the barrier.
+  // What threads have copied or set to zero is visible to wgmma after the fence and the barrier.
   __device__ __forceinline__ void await_queries(int item) const {
     if (maps->has_queries != 0) {
       ptx::mbarrier_wait(queries(), static_cast<u32>(item) & 1);
@@ -75,7 +76,7 @@ struct QueryTiles : Producer<C> {
     group_barrier();
   }
 
-  // S = Q·Kᵀ of a warp's rows.
+  // S = Q·Kᵀ of a warp's rows, by mma.sync.
   template <class Products>
   __device__ __forceinline__ void multiply(Products& s, u32 k_tile) const {
     s.clear();
@@ -89,7 +90,8 @@ struct QueryTiles : Producer<C> {
       multiply_keys<C.q_type(), KTile>(s, a, keys, k);
     }
   }
-  // Finished products, in place of what S holds of those of a thread's two rows that `which` names.
+  // Computes products again, and stores finish(half, column, product) to S, for those of a thread's two rows that
+  // `which` selects.
   template <class Finish>
   __device__ __forceinline__ void overwrite(Accumulator<1, C.tile_kv / 8>& s, const bool (&which)[2], int use,
                                             Finish finish) const {

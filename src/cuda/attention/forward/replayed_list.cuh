@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Values that are not finite, added in the end (softmax/non_finite.cuh). Of a list the ring holds the last tiles only
-// by then, so that each warp collects its runs once more.
+// Adds values that are not finite at the end (softmax/non_finite.cuh). By then the ring of a list holds only the last
+// tiles, so each warp collects the list's granules once more.
 #pragma once
 
 #include "cuda/attention/forward/block_work.cuh"
@@ -8,7 +8,7 @@
 
 namespace tessera::cuda {
 
-/// The work of a block whose list a warp walks once more, by itself: with a ring of its own.
+/// The work of a block, for a warp that walks the list once more by itself, with its own ring.
 template <FwdConfig C>
 struct ReplayedWork {
   using Collector = ListCollector<C, 32, FwdConfig::kReplayedRuns>;
@@ -31,7 +31,7 @@ struct ReplayedWork {
         window(memory),
         collected(Collector{p, block, tiles, memory}.start()) {}
 
-  /// Tile i is to be read, and those before it no more.
+  /// Makes tile i readable; tiles before it need not stay.
   __device__ __forceinline__ void collect(int i) {
     const int begin = tiles.ranks().begin + i * tiles.granules;
     if (collected.rank >= begin + tiles.granules) return;
@@ -43,7 +43,8 @@ struct ReplayedWork {
   }
 };
 
-/// By each warp that computes, from its row `warp_row` of the block on. `memory`: of lists list_replay_bytes() of it.
+/// Each warp that computes calls this for its own rows. `warp_row`: the first of them within the block. `memory`: with
+/// a list, list_replay_bytes() of shared memory.
 template <FwdConfig C, class Mask, class Work>
 __device__ __forceinline__ void add_replaced_values(const FwdParams& p, Work& work, const Epilogue<C>& epilogue,
                                                     int warp_row, int lane, u32* memory) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How many blocks a forward runs on, and in which order these take their rows.
+// The number of blocks of a forward, and the order of their row tiles.
 #pragma once
 
 #include <cstdint>
@@ -10,13 +10,14 @@
 
 namespace tessera::cuda {
 
-/// What blocks that run side by side read again and again, at most: a third of the L2 of an H200 (50 MB). 32 and 64 MB
-/// are up to 5% slower.
+/// The most bytes that blocks which run side by side read repeatedly: a third of the L2 of an H200 (50 MB). 32 and 64
+/// MB are up to 5% slower.
 inline constexpr std::int64_t kL2GroupBytes = std::int64_t{16} << 20;
 
-/// Blocks of all rows, heads, sequences and splits, by capacities.
+/// Returns the number of blocks for all rows, heads, sequences and splits, by capacity.
 std::int64_t count_blocks(const FwdConfig& config, const Problem& problem, std::int64_t splits);
-/// Blocks of one split that may decide what is chosen: not the number of sequences where that must change no bit.
+/// Returns the number of blocks, for one split, on which choices may depend. With batch_invariant it is that of one
+/// sequence, so that the number of sequences changes no bit of a result.
 std::int64_t count_deciding_blocks(const FwdConfig& config, const Problem& problem);
 /// `packed`: heads whose rows are packed.
 TileSchedule tile_schedule(const FwdConfig& config, const Problem& problem, std::int64_t splits, std::int64_t packed);

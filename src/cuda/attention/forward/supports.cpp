@@ -16,12 +16,12 @@
 namespace tessera::cuda {
 namespace {
 
-constexpr std::int64_t kMostGrid = 65535;  // sequences and heads: blocks in y and z of other kernels
+constexpr std::int64_t kMostGrid = 65535;  // most sequences, and most heads: grid y and z of other kernels
 constexpr std::int64_t kMostSplits = 256;
 constexpr std::int64_t kMostUnpromotedKeys = 32768;  // in products of 8 bits (tile/promoted_sums.cuh)
 constexpr std::int64_t kMostCountedTiles = (std::int64_t{1} << 24) - 1;  // tiles/tile_counter.cuh
 
-// Scores of int8, with values of 16 bits.
+// Q and K of int8, with values of 16 bits.
 Support supports_int8(const Problem& p, Products products) {
   if (products == Products::mma_by_keys) return Support::no("has no int8");
   if (p.v_type != DType::bf16 && p.v_type != DType::fp16) return Support::no("wants v in bf16 or fp16 beside int8");
@@ -30,7 +30,7 @@ Support supports_int8(const Problem& p, Products products) {
   return Support::yes();
 }
 
-// Keys and values of 8 bits under queries of 16, or of e4m3; by wgmma all of e4m3.
+// Keys and values of 8 bits, with queries of 16 bits or e4m3. With wgmma all three are e4m3.
 Support supports_eight_bits(const Problem& p, Products products) {
   if (p.k_type == DType::int8) return supports_int8(p, products);
   if (products == Products::mma_sync) return Support::no("has no keys of 8 bits");
@@ -100,7 +100,7 @@ Support supports_splits(const Problem& problem, std::int64_t splits) {
   return Support::yes();
 }
 
-// Whether the configuration's lists, row tiles and shared memory are within bounds.
+// Whether the number of row tiles and the shared memory of a configuration are within bounds.
 Support supports_launch(const FwdConfig& config, const Problem& problem, const Target& target, std::int64_t splits) {
   const bool counted = config.products == Products::wgmma;
   const std::int64_t most_tiles = counted ? kMostCountedTiles : std::numeric_limits<int>::max();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The forward by wgmma: from the products of a tile to its probabilities.
+// The forward by wgmma: turns the products of a tile into probabilities.
 #pragma once
 
 #include "cuda/attention/forward/query_tiles.cuh"
@@ -20,19 +20,22 @@ struct TileProbabilities : QueryTiles<C> {
       Base::thread_again, Base::values;
   using typename Base::KTile, typename Base::QTile, typename Base::Work;
   static constexpr bool of_bytes = C.multiplies_bytes();
-  // Of 8 bits, where registers do not suffice to compute rows again, or scores are changed before maxima are taken.
+  // Whether the maximum of every tile is computed: with 8 bits, if registers do not suffice to compute rows again, or
+  // if scores are changed before the maxima.
   static constexpr bool looks_always = of_bytes && (C.scale_first || C.tile_kv / 2 + C.dv / 2 + C.tile_kv / 8 > 180);
-  // What is hidden is found beside the products, but not where what scores and masks load would want registers at once.
+  // Whether element tests overlap the products; not if the loads of scores and of masks would need registers at the
+  // same time.
   static constexpr bool finds_hidden_early = C.tests_elements() && !C.scale_first;
-  // Probabilities of tiles of which a warp's rows see no key are 0, without a softmax.
+  // Whether a warp skips the softmax of tiles in which its rows see no key; the probabilities are 0.
   static constexpr bool passes_hidden = finds_hidden_early && C.skip == Skip::none && !of_bytes;
-  // Sums of int8 become scores one by one between the exponentials, which another unit computes, in tiles that hide no
-  // key and need no maximum: at 64 columns, where the exponentials are the limit; wider heads are up to 9% slower so.
-  // What skip states of the rule `threshold` keep leaves no registers for that.
+  // Whether int8 sums are converted to scores between the exponentials, which another unit computes. That is done in
+  // tiles that hide no key and need no maximum, with up to 64 columns, where exponentials are the limit; wider heads
+  // would be up to 9% slower. The state of the rule `threshold` (Skip) leaves no registers for it.
   static constexpr bool converts_late =
       C.int8_scores && C.d <= 64 && C.dv <= 64 && !C.scale_first && !C.tests_elements() && C.skip != Skip::threshold;
-  // e4m3 ends at 448: P is 2^4 at the maximum that its origin follows, and at most 2^8. Slopes as of ALiBi's first
-  // heads raise scores by 60 to 130 bits in 128 keys: P of bf16 leaves 48 of them above the maximum.
+  // The largest e4m3 is 448: P is 2^4 at the maximum that the origin follows, and at most 2^8. Slopes like those of
+  // ALiBi's first heads raise scores by 60 to 130 octaves in 128 keys: with bf16 the origin is raised to 48 octaves
+  // above the maximum, which leaves P room to grow.
   static constexpr bool has_range = C.type == Element::bf16 && !of_bytes;
   static constexpr int offset_bits = of_bytes ? 4 : has_range && C.linear_score ? -48 : 0;
   using Online = Softmax<1, of_bytes ? 8 : has_range ? 30 : 15, C.rounded_sums, offset_bits>;
@@ -41,21 +44,22 @@ struct TileProbabilities : QueryTiles<C> {
   using Measure = TileMeasure<C>;
   using Probabilities = u32[C.tile_kv / depth_of_product(C.type)][4];  // as an A operand
 
-  // Whether a tile's exponentials end with a look at what the next step waits for: three groups, and what skip states
-  // of the rule `threshold` keep, leave no registers for the answers.
+  // Whether a step tests the barriers of the next step at the end of its exponentials. Three groups, and the state of
+  // the rule `threshold`, leave no registers for the results.
   static constexpr bool looks_ahead = !Base::registers_are_short && C.skip != Skip::threshold;
 
-  // Whether a tile that no row ends in wants nothing in front of its exponentials but, of e4m3, a factor that seldom is
-  // too large to be fused: one branch for that and for the ends then.
+  // Whether a tile that is not cut needs no work before its exponentials; with e4m3, except for a factor that is seldom
+  // too large to be fused. Then one branch covers this factor and the cuts.
   static constexpr bool is_plain =
       !converts_late && !looks_always && !C.scale_first && !C.tests_elements() && !C.linear_score && !C.folds_rows();
 
-  // Whether P·V of the keys before is waited for, and probabilities are packed, beside a tile's last exponentials: not
-  // where products take twice the time of these, where registers do not suffice, and where not every tile has them.
+  // Whether a tile's last exponentials overlap the wait for P·V of the previous tile and the packing of probabilities.
+  // They do not if products take twice the time of exponentials, if registers do not suffice, or if some tiles have no
+  // exponentials.
   static constexpr bool packs_early =
       (of_bytes || C.int8_scores || C.d + C.dv <= 128) && C.dv <= 192 && !C.dropout && !passes_hidden;
 
-  // Takes what the warp's rows say of a skip state's tiles.
+  // Receives what TileMeasure has measured of a skip state's tiles by the warp's rows.
   struct Measured {
     const TileProbabilities& kernel;
     const Work& work;
@@ -70,23 +74,24 @@ struct TileProbabilities : QueryTiles<C> {
   };
   __device__ __forceinline__ Measured measured(const Work& work) const { return {*this, work}; }
 
-  // Packed.
+  // The upper of the thread's two packed rows.
   __device__ __forceinline__ int first_row_of_thread(const Work& work) const {
     const int own = thread_again();
     return work.block.first_row + own / 32 * 16 + own % 32 / 4;
   }
-  // What a tile's step knows of what the next one waits for. What it does not know of may be there all the same.
+  // What a tile's step knows about the waits of the next step. If has_keys or has_values is false, they may have
+  // arrived all the same.
   struct Ahead {
     bool has_keys = false;        // the next tile's keys are in the ring
-    bool has_values = false;      // the tile's own values are
-    bool looked_through = false;  // the tile's values are looked through, for which P·V waits
+    bool has_values = false;      // the tile's own values have arrived
+    bool looked_through = false;  // checkers search the tile's values, and P·V waits for that
   };
   // A tile of keys on its way to probabilities.
   struct Step {
     const int use;  // of the ring
     const KvTile tile;
-    const float scale;    // of scores to log2
-    const float product;  // of products of 8 bits to scores; else 1
+    const float scale;    // from scores to units of log2
+    const float product;  // from products of 8 bits to scores; otherwise 1
     Ahead ahead{};
   };
   __device__ __forceinline__ Step step_of(const Work& work, int use) const {
@@ -94,24 +99,25 @@ struct TileProbabilities : QueryTiles<C> {
     if constexpr (of_bytes) product = work.product;
     return {use, work.tiles.at(use - work.first_use), softmax_scale(work), product};
   }
-  // Asks barriers without waiting, in front of the last exponentials: these stand in the same queue, so that an answer
-  // asked for behind them would come late.
+  // Tests barriers without waiting, before the last exponentials: tests and exponentials share a queue, so that the
+  // result of a later test would come late.
   __device__ __forceinline__ void look_ahead(Step& step) const {
     if constexpr (!looks_ahead) return;
     step.ahead.has_keys = keys().test(step.use + 1);
     step.ahead.has_values = multiplied().test(step.use);
   }
-  // Of rows of int8, once these are there.
+  // Finds the factors of the group's int8 rows, which must have arrived.
   __device__ __forceinline__ void find_rows(const Work& work) const {
     const int own = thread_again();
     int8_scores().template find_rows<QTile>(p, descales, work, q_at(), own / 32 % 4 * 16, own / 32 * 16, own % 32);
   }
-  // Beside exponentials that are computed again.
+  // For exponentials that are computed again: nothing overlaps them.
   struct NoOverlap {
     __device__ __forceinline__ void pass_turn() const {}
     __device__ __forceinline__ void await_outputs() const {}
   };
-  // Of scores that are there, and of those that sums of int8 become when their exponentials are due.
+  // NoConversion: the scores are available. LateConversion: int8 sums are converted to scores just before their
+  // exponentials.
   struct NoConversion {
     static constexpr bool is_late = false;
     __device__ __forceinline__ void convert(Scores& /*s*/, int /*n*/) const {}
@@ -123,7 +129,8 @@ struct TileProbabilities : QueryTiles<C> {
     __device__ __forceinline__ void convert(Scores& s, int n) { factors.convert(s.tile[0][n], products.tile[0][n], n); }
   };
 
-  // Sums of int8 to products of what was quantised, or as near as softmax_scale() wants; other products as they are.
+  // Converts int8 sums to products of the original numbers, but for factors that the softmax applies (softmax_scale(),
+  // find_shift()). Returns other products as they are.
   __device__ __forceinline__ decltype(auto) descale(const Work& work, Products& products, const Step& step) const {
     if constexpr (C.int8_scores) {
       Scores s;
@@ -134,7 +141,7 @@ struct TileProbabilities : QueryTiles<C> {
       return (products);
     }
   }
-  // Unless converts_late; else room for them.
+  // Returns the scores; with converts_late only room for them.
   __device__ __forceinline__ decltype(auto) scores_of(const Work& work, Products& products, const Step& step) const {
     if constexpr (converts_late) {
       return Scores();
@@ -148,7 +155,8 @@ struct TileProbabilities : QueryTiles<C> {
     return LinearScore<C, typename User::Score>{p, memory + static_cast<u32>(own / 4) * 16, first_row_of_thread(work),
                                                 own % 32};
   }
-  // What the rows' scaled scores lack, some of which is added to the scores instead.
+  // Returns the correction that the rows' scaled scores lack (scores/row_shift.cuh). A part of it may be applied to the
+  // scores here.
   __device__ __forceinline__ auto find_shift(const Work& work, Scores& s, const Step& step) const {
     if constexpr (C.linear_score) {
       return linear_score(work).change(work, s, step.tile);
@@ -159,7 +167,7 @@ struct TileProbabilities : QueryTiles<C> {
       return NoShift{};
     }
   }
-  // Products to scores. What these lack of the rows' scaled scores.
+  // Turns products into scores. Returns the correction that the rows' scaled scores lack.
   __device__ __forceinline__ auto finish(const Work& work, Scores& s, const Step& step,
                                          const HiddenBits<C>& hidden) const {
     const auto shift = find_shift(work, s, step);
@@ -177,7 +185,7 @@ struct TileProbabilities : QueryTiles<C> {
     }
   }
 
-  // Products, or scores unless converts_late, to probabilities.
+  // Turns scores into probabilities; with converts_late it takes them from `products`.
   template <bool first, class Overlap>
   __device__ __forceinline__ typename Online::Rescale weigh(const Work& work, Products& products, Scores& s, Step& step,
                                                             const HiddenBits<C>& hidden, Online& softmax,
@@ -212,11 +220,12 @@ struct TileProbabilities : QueryTiles<C> {
     return exponentiate_scores<first>(work, s, step, hidden, shift, softmax, measure, overlap, NoConversion{});
   }
 
-  // Scores to probabilities. Few tiles of few rows raise the maximum by much: where no key is hidden it is not even
-  // looked for, and the sum of the probabilities tells when it should have been. They are divided then; and only where
-  // that is too late, this warp's products are computed again, which changes no bit of the other rows' (tests/device:
-  // Identity.RowsDoNotKnowEachOther). Of 8 bits only those of rows that need it: mma.sync does not add as wgmma does.
-  // Where keys are hidden one by one, the maximum is looked for in rows that have seen no key yet.
+  // Turns scores into probabilities. Few tiles raise the maximum of a row by much. So tiles that hide no key skip the
+  // maximum, and the sum of the probabilities shows whether it was needed. If so, the probabilities are divided. Only
+  // if they are too large for that, the warp's products are computed again, which changes no bit of other rows
+  // (tests/device: Independence.RowsDoNotKnowEachOther). With 8 bits or linear scores only the rows that need it are
+  // computed again; with 8 bits because mma.sync does not add as wgmma does. If elements are tested, the maximum is
+  // computed for rows that have seen no key yet.
   template <bool first, class Shift, class Overlap, class Conversion>
   __device__ __forceinline__ typename Online::Rescale exponentiate_scores(const Work& work, Scores& s, Step& step,
                                                                           const HiddenBits<C>& hidden, Shift shift,
@@ -236,8 +245,8 @@ struct TileProbabilities : QueryTiles<C> {
     return rescale;
   }
 
-  // `looks`: whether origins were raised to the maxima of these scores, so that no sum overshoots. `rescale`: what O is
-  // multiplied by for that; overshooting sums change it.
+  // `looks`: whether the origins were raised to the maxima of these scores, so that no sum overshoots. `rescale`: the
+  // factors of O that this requires; the correction of sums that overshoot changes them.
   template <class Shift, class Overlap, class Conversion>
   __device__ __forceinline__ void exponentiate_and_correct(const Work& work, Scores& s, Step& step,
                                                            const HiddenBits<C>& hidden, Shift shift, Online& softmax,
@@ -259,7 +268,8 @@ struct TileProbabilities : QueryTiles<C> {
       if constexpr (packs_early) overlap.rescale_outputs(softmax, rescale);
     }
   }
-  // Raises the origins of rows whose sums have overshot since they were `before`, and computes anew what is to be.
+  // Raises the origins of rows whose sums have overshot since they were `before`, and computes probabilities again
+  // where follow() cannot divide them.
   template <class Shift>
   __device__ __forceinline__ void correct(float (&before)[2], const Work& work, Scores& s, Step& step,
                                           const HiddenBits<C>& hidden, const Shift& shift, Online& softmax,
@@ -280,7 +290,7 @@ struct TileProbabilities : QueryTiles<C> {
         float slack[2];
         softmax.take_back(before, slack);
         multiply_again(work, s, step);
-        // Without tests of elements no key is hidden.
+        // Without element tests, only tiles that are not cut come here.
         if constexpr (C.scale_first || C.tests_elements()) finish(work, s, step, hidden);
         rescale = softmax.raise(s, step.scale, slack, shift);
         before[0] = softmax.sum[0][0];
@@ -291,7 +301,8 @@ struct TileProbabilities : QueryTiles<C> {
     softmax.follow(before, s, rescale);
   }
 
-  // Finished scores of those of a thread's two rows that `which` names; S holds probabilities of the other.
+  // Computes the finished scores of those of a thread's two rows that `which` selects. S holds probabilities of the
+  // other row.
   __device__ __forceinline__ void overwrite_linear_scores(const Work& work, Scores& s, const bool (&which)[2], int use,
                                                           const KvTile& tile, const HiddenBits<C>& hidden) const {
     const auto scores = linear_score(work);
@@ -304,7 +315,7 @@ struct TileProbabilities : QueryTiles<C> {
     for (auto& of_columns : s.tile[0]) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        if (!which[i / 2] && of_columns[i] < 0.0F) of_columns[i] = 0.0F;  // hidden
+        if (!which[i / 2] && of_columns[i] < 0.0F) of_columns[i] = 0.0F;  // a hidden score, −∞
       }
     }
   }
@@ -350,7 +361,7 @@ struct TileProbabilities : QueryTiles<C> {
     }
   }
 
-  // What P is multiplied with: V, of 8 bits transposed.
+  // The ring of the tiles that P is multiplied with: V, or with 8 bits its transpose.
   __device__ __forceinline__ Ring<C.stages> multiplied() const { return of_bytes ? checks() : values(); }
 
   static __device__ __forceinline__ void clear(Probabilities& probabilities) {

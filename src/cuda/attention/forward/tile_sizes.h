@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which tiles a forward's configuration has: rows of queries, keys, warps and stages, by what was measured, by what a
-// chip's shared memory holds and by what registers its compiler needs.
+// Chooses the tiles of a forward's configuration: query rows, keys, warps and stages. They follow from measurements,
+// from a chip's shared memory, and from the registers that its compiler needs.
 #pragma once
 
 #include <cstdint>
@@ -11,15 +11,15 @@
 
 namespace tessera::cuda {
 
-/// By mma.sync, for every chip: SM80, SM89, SM90, SM100, SM120.
+/// For Products::mma_sync, on every chip: SM80, SM89, SM90, SM100, SM120.
 void choose_mma_tiles(FwdConfig& config, const Problem& problem, const Target& target);
-/// By wgmma: SM90.
+/// For Products::wgmma: SM90.
 void choose_wgmma_tiles(FwdConfig& config, const Problem& problem, const Target& target);
-/// By mma.sync, for every chip, warps by keys (attention/decode): the loader too.
+/// For Products::mma_by_keys (attention/decode), on every chip. Also chooses the loader.
 void choose_decode_tiles(FwdConfig& config, const Problem& problem, const Target& target);
-/// Parts of the keys for that.
+/// Returns the number of splits for Products::mma_by_keys.
 std::int64_t choose_decode_splits(const FwdConfig& config, const Problem& problem, const Target& target);
-/// Whether its keys may come by TMA.
+/// Whether TMA can load keys and values with Products::mma_by_keys.
 bool has_decode_tma(const FwdConfig& config, const Problem& problem, const Target& target);
 
 inline void set_tile(FwdConfig& config, int tile_q, int tile_kv, int stages, int warps = 4) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tiles, loader and splits of the forward of few rows (attention/decode): what keeps memory busy from the first block
-// to the last. The figures of an H200 behind it: docs/kernels.md, section 13.
+// Tiles, loader and splits of the forward for few rows (attention/decode). They keep memory busy from the first block
+// to the last. docs/kernels.md, section 13, has the measurements on an H200.
 #include <algorithm>
 #include <limits>
 #include <optional>
@@ -16,23 +16,24 @@
 namespace tessera::cuda {
 namespace {
 
-// Bytes that a block's share of the memory's speed brings while it begins and ends: about 1.5 µs of 16 KB.
+// The cost of a block's beginning and end, as bytes that its share of the memory bandwidth transfers in that time:
+// about 1.5 µs at 16 KB per µs.
 constexpr std::int64_t kBeginning = std::int64_t{24} << 10;
-// The same for merging splits: a wait for the last of them, and what each adds.
+// The same for merging splits: the wait for the last split, and what each split adds.
 constexpr std::int64_t kMerging = std::int64_t{16} << 10;
 constexpr std::int64_t kMergingOne = 512;
-// Sequences of their own lengths: a wave of blocks, each of which has at most so many bytes of the longest sequence
-// there may be, so that long ones end with the others, and not much less than so many.
+// Bounds of a block's bytes of the longest possible sequence, if lengths are known at run time only. The first keeps
+// long sequences from ending much later than others. Within these bounds there is at least a wave of blocks.
 constexpr std::int64_t kMostOfLengths = std::int64_t{2} << 20;
-constexpr std::int64_t kLeastOfLengths = std::int64_t{256} << 10;  // twice as many of 8 bits: their keys take as long
-// Tiles that each of eight warps has at least where they share a block.
+constexpr std::int64_t kLeastOfLengths = std::int64_t{256} << 10;  // twice as many with 8 bits: their keys take as long
+// The fewest tiles for each of eight warps that share a block.
 constexpr std::int64_t kTilesOfEight = 8;
 constexpr std::int64_t kMostSplits = 256;
-constexpr std::int64_t kMostParts = 65535;  // of all sequences
+constexpr std::int64_t kMostParts = 65535;  // splits of all sequences
 constexpr std::int64_t kMostBytesOfParts = std::int64_t{256} << 20;
 
-// Two blocks on a multiprocessor: while one begins or ends the other reads. Of four warps, or of two or one where
-// memory holds no two tiles for each of more; the ring as deep as there is room for.
+// Two blocks share a multiprocessor: while one begins or ends, the other reads. A block has most_warps warps, or half
+// or a quarter of them if memory does not hold two tiles for each of more. The ring is as deep as fits, up to 4 stages.
 void choose_ring(FwdConfig& config, const Target& target, int most_warps) {
   for (config.warps = most_warps; config.warps >= 1; config.warps /= 2) {
     for (config.stages = 4; config.stages >= 2; --config.stages) {
@@ -45,7 +46,7 @@ void choose_ring(FwdConfig& config, const Target& target, int most_warps) {
   while (config.ring_bytes() < config.warp_part_bytes()) ++config.stages;
 }
 
-// Keys that a sequence's rows see at most, by capacities, the window and chunks.
+// Returns how many keys a sequence's rows see at most, by capacities, the window and chunks.
 std::int64_t most_keys_seen(const Problem& problem) {
   const std::int64_t far = std::int64_t{1} << 30;
   const auto side = [far](const std::optional<std::int64_t>& s) { return std::clamp(s.value_or(far), -far, far); };
@@ -59,11 +60,12 @@ bool knows_lengths(const Problem& problem) {
   return dense(problem.kv) && (!problem.kv2 || dense(*problem.kv2));
 }
 
-// Splits that fill one wave of one block a multiprocessor, or nearly; 0 where there are none. Of an H200's rows of few
-// sequences that wave, by twice the warps, takes 0 to 15% less time than two blocks a multiprocessor do.
+// Returns the splits that fill at least 90% of a wave with one block for each multiprocessor; 0 if there are none. On
+// an H200, for few sequences, such a wave of blocks with twice the warps takes 0 to 15% less time than two blocks for
+// each multiprocessor.
 std::int64_t splits_of_one_wave(const FwdConfig& config, const Problem& problem, const Target& target) {
   const std::int64_t blocks = count_blocks(config, problem, 1);
-  // Bits follow from the warps, which batch_invariant keeps whatever the batch.
+  // Bits of results depend on the number of warps, which with batch_invariant must not depend on the batch.
   if (blocks == 0 || blocks > target.multiprocessors || !knows_lengths(problem) || problem.batch_invariant) return 0;
   const std::int64_t splits = target.multiprocessors / blocks;
   const std::int64_t tiles = divide_up<std::int64_t>(most_keys_seen(problem), config.tile_kv);
@@ -84,7 +86,7 @@ void choose_decode_tiles(FwdConfig& config, const Problem& problem, const Target
   const bool plain = !config.dropout && !config.user_score && !config.user_mask;
   config.tile_q = problem.seqlen_q * packed_heads(problem) > 16 && widest <= 128 ? 32 : 16;
   config.tile_kv = 32;
-  // Whole tiles that lie together come by TMA, whose boxes are to be large: 32 rows.
+  // TMA loads tiles that are contiguous, because its boxes should be large: 32 rows.
   const bool together = box_rows(config, problem.kv) == config.tile_kv;
   const bool by_tma = together && plain && target.sm < 120 && has_decode_tma(config, problem, target);
   config.loader = by_tma ? Loader::tma : Loader::cp_async;
@@ -98,8 +100,8 @@ void choose_decode_tiles(FwdConfig& config, const Problem& problem, const Target
   if (splits > 0 && (config.warps == 2 || tiles >= splits * 8 * kTilesOfEight)) config.warps *= 2;
 }
 
-// The fewest splits whose waves of blocks take least. Blocks of a last wave that is not full are faster, but not by as
-// much as there are fewer of them.
+// Returns the fewest splits with which the waves of blocks take the least time. The blocks of a partial last wave are
+// faster, but not in proportion to their smaller number.
 std::int64_t choose_decode_splits(const FwdConfig& config, const Problem& problem, const Target& target) {
   const std::int64_t blocks = count_blocks(config, problem, 1);
   const std::int64_t tiles = divide_up<std::int64_t>(most_keys_seen(problem), config.tile_kv);

@@ -12,17 +12,16 @@ namespace {
 
 constexpr std::int64_t kManyKeys = 2048;
 
-// Keys of a tile, where little room leaves but few.
+// Returns the most keys of a tile that shared memory and registers leave room for.
 int most_keys(const FwdConfig& config) {
-  if (config.d > 256) return 32;  // with 64 rows of 512 columns two blocks share the 228 KB of SM90
+  if (config.d > 256) return 32;  // two blocks with 64 rows of 512 columns share the 228 KB of SM90
   // Addresses of mixed sources take registers.
   const bool short_of_registers = config.tile_q > 32 && std::max(config.d, config.dv) > 64;
   return config.source == Source::mixed && short_of_registers ? 32 : 128;
 }
 
-// For the plainest softmax of many rows: 32 rows a warp wherever O's registers leave room for them, because every
-// fragment of K and V then serves two products. All figures here are an H200's:
-// docs/experiments/gpu-forward-mma.md.
+// For is_plain() and many rows: 32 rows a warp if O leaves registers for them, because every fragment of K and V then
+// serves two products. All of this was measured on an H200: docs/experiments/gpu-forward-mma.md.
 void choose_plain_tile(FwdConfig& config, std::int64_t keys, const Target& target) {
   const int widest = std::max(config.d, config.dv);
   if (widest <= 32) return set_tile(config, 64, 96, 1);
@@ -39,7 +38,8 @@ void choose_plain_tile(FwdConfig& config, std::int64_t keys, const Target& targe
   set_tile(config, 64, 64, 1);
 }
 
-// For as many blocks as run at once, or fewer: twice as many of half the rows are 1.05 to 1.3 times as fast.
+// If all blocks of 128 rows run at once, twice as many blocks of 64 rows are 1.05 to 1.3 times as fast. `waves`: of the
+// latter, with two blocks for each multiprocessor.
 void choose_short_tile(FwdConfig& config, std::int64_t keys, std::int64_t waves) {
   const int widest = std::max(config.d, config.dv);
   if (keys >= (waves == 1 ? 256 : 512)) return set_tile(config, 64, 128, 1);
@@ -47,11 +47,11 @@ void choose_short_tile(FwdConfig& config, std::int64_t keys, std::int64_t waves)
   if (widest > 64) set_tile(config, 64, 32, 1);
 }
 
-// Narrower tiles where more than the plainest softmax needs registers too, shorter ones where there are few rows: most
-// would be idle, as when decoding.
+// For other problems: fewer keys if more than the plain softmax needs registers, and fewer rows if there are few, as in
+// decoding, because most would be idle.
 void choose_other_tile(FwdConfig& config, std::int64_t rows) {
   const int widest = std::max(config.d, config.dv);
-  // Copies go by 16 rows, by 32 where a panel's are 64 bytes wide.
+  // Tiles are copied 16 rows at a time, or 32 if panels are 64 bytes wide.
   const bool by_32_rows = config.panel_bytes() == 64;
   const bool plain = !config.scale_first && config.source == Source::strided && config.output == config.type;
   if (config.scale_first && config.source == Source::strided && rows > 64) {
@@ -92,7 +92,8 @@ void choose_by_rows(FwdConfig& config, const Problem& problem, const Target& tar
   }
 }
 
-// Less where a chip's shared memory holds less: 99 KB on SM89 and SM120, 163 on SM80, 227 on SM90 and SM100.
+// Reduces stages and keys to what a chip's shared memory holds: 99 KB on SM89 and SM120, 163 on SM80, 227 on SM90 and
+// SM100.
 void fit_shared_memory(FwdConfig& config, const Problem& problem, const Target& target) {
   if (config.warps <= 4 && blocks_that_fit(config.tiles_end(), target) < 2) {
     config.stages = 1;
@@ -109,23 +110,24 @@ void fit_shared_memory(FwdConfig& config, const Problem& problem, const Target& 
   }
 }
 
-// Fewer keys where a chip's compiler needs more registers than others': 255 a thread are all there are.
+// Reduces the keys where kernels would need more than the 255 registers of a thread, on any chip or on some.
 void fit_registers(FwdConfig& config, const Problem& problem, const Target& target) {
   const bool few_left = target.sm >= 100 || config.rounded_sums;
   if (few_left && config.tile_q == 128 && config.tile_kv == 48) config.tile_kv = 32;
-  // Integers become scores beside O, by factors of rows and keys.
+  // Int8 sums become scores by factors of rows and keys, which need registers beside O.
   if (config.int8_scores && config.tile_q == 128 && !problem.list) {
     const int most = config.dv <= 64 || config.warps == 8 ? 96 : config.panel_bytes() == 64 ? 64 : 48;
     config.tile_kv = std::min(config.tile_kv, few_left && config.descales_rows() ? most / 32 * 32 : most);
   }
-  // O and its residual leave together.
+  // O and its residual are stored together.
   const bool more_than_softmax = config.chunked || config.compressed_causal;
   const bool short_of_them = config.type == Element::fp16 || config.dv <= 64 || more_than_softmax;
   if (config.residual && !problem.list && config.tile_q == 128 && short_of_them) {
     const bool half = config.compressed_causal || (config.type == Element::fp16 && config.dv <= 64);
     config.tile_kv = half ? config.tile_kv / 2 : config.tile_kv * 3 / 4 / 16 * 16;
   }
-  // Chunks are found from 64-bit positions, which takes a few more yet; a list's tiles are whole granules of its keys.
+  // Chunks are computed from 64-bit positions, which takes a few more registers. The tiles of a list stay, because they
+  // are whole granules of its keys.
   const bool tight = config.tile_q == 128 && target.sm >= 90 && target.sm < 120;
   if (!config.chunked || !tight || problem.list) return;
   const int widest = std::max(config.d, config.dv);

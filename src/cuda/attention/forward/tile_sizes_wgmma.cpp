@@ -11,7 +11,7 @@ namespace {
 
 constexpr std::int64_t kManyRows = 2048;
 
-// Packed rows of a sequence: the mean, unless the batch may not decide.
+// Returns the packed rows of a sequence: for varlen the mean, unless batch_invariant forbids a dependence on the batch.
 std::int64_t usual_rows(const Problem& problem) {
   const bool varies = problem.q_layout == Layout::varlen && !problem.batch_invariant && problem.batch > 0;
   const std::int64_t queries = varies ? problem.total_q / problem.batch : problem.seqlen_q;
@@ -28,13 +28,14 @@ void choose_byte_tiles(FwdConfig& config, const Problem& problem) {
 
 }  // namespace
 
-// Groups of 64 rows: two, or three where registers leave room; but one, and two blocks a multiprocessor or three, for
-// short causal sequences of narrow heads, where many of three groups' rows would not be used, and where there are few.
+// Chooses the number of consumer groups, of 64 rows each: two, or three if registers allow. It is one, with two or
+// three blocks on a multiprocessor, for short causal sequences with narrow heads, if many rows of three groups would be
+// unused, and if there are few blocks.
 void choose_wgmma_tiles(FwdConfig& config, const Problem& problem, const Target& target) {
   const int widest = std::max(config.d, config.dv);
   const std::int64_t rows = problem.seqlen_q * packed_heads(problem);
   const bool much_to_find = config.compressed_causal || config.chunked || config.segments == 2;
-  if (problem.list || config.dropout) {  // a list's granules make whole tiles if their length is a power of two
+  if (problem.list || config.dropout) {  // tiles of a power of two keys are whole granules of a list
     const bool mask_and_score = config.user_mask && config.linear_score && widest > 64;
     const bool more_than_softmax = config.scale_first || (widest > 64 && config.dropout) || mask_and_score ||
                                    (config.dropout && problem.list) ||
@@ -46,7 +47,7 @@ void choose_wgmma_tiles(FwdConfig& config, const Problem& problem, const Target&
   } else if (widest <= 64 && !much_to_find) {
     const bool causal = problem.window.right && !problem.window.left;
     set_tile(config, 192, 128, 4, 12);
-    // Three groups leave no registers for 128 keys of int8, nor for rounded sums. Boxes of pages are to divide a tile.
+    // Three groups leave no registers for 128 keys of int8, nor for rounded sums. Boxes of pages must divide a tile.
     const bool few_boxes = config.source == Source::strided || problem.kv.page_size % 96 == 0;
     if (config.int8_scores && few_boxes) set_tile(config, 192, 96, 2, 12);
     const bool two_groups = config.rounded_sums || (config.int8_scores && !few_boxes);
@@ -61,7 +62,8 @@ void choose_wgmma_tiles(FwdConfig& config, const Problem& problem, const Target&
       set_tile(config, 64, 128, 2, 4);
     }
   } else {
-    // Few keys make whole tiles of 64, and boxes of pages are to divide a tile; those of all columns may be 16 keys.
+    // Tiles of 80 keys are for many keys, since few would not fill them. Boxes of pages must divide a tile; with
+    // whole_rows they may have 16 keys.
     const bool whole_rows = config.d == problem.head_dim_qk && config.dv == problem.head_dim_v && !config.eight_bits;
     const bool small_boxes = config.source == Source::paged && whole_rows && problem.kv.page_size % 16 == 0;
     const bool divides = config.source == Source::strided || (small_boxes && !problem.kv2);
@@ -74,7 +76,7 @@ void choose_wgmma_tiles(FwdConfig& config, const Problem& problem, const Target&
     config.tile_q = 64;
     config.warps = 4;
   }
-  // Beside 256 columns of O there are no registers left for more.
+  // 256 columns of O leave no registers for more.
   if (widest > 192 && (problem.list || config.dropout || much_to_find)) config.tile_kv = 32;
   if (config.multiplies_bytes()) choose_byte_tiles(config, problem);
   if (problem.list) choose_list_tiles(config, problem, packed_heads(problem), config.tile_kv);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The row cuda.fwd_wgmma of the table.
+// The implementation cuda.fwd_wgmma: the forward for SM90.
 #include <algorithm>
 #include <iterator>
 
@@ -22,7 +22,7 @@ Support supports_config(const FwdConfig& c, const Target& target) {
   const int most_keys = c.tests_elements() ? 128 : 256;
   if (c.tile_kv > most_keys) return Support::no("wants at most " + std::to_string(most_keys) + " keys a tile");
   if (c.keeps_rests()) return Support::no("wants outputs of 16 bits for dropout");
-  // Scores, outputs and probabilities, of what a thread has (forward/wgmma.cuh).
+  // The registers of a thread must hold scores, outputs and probabilities (forward/wgmma.cuh).
   const int registers = (c.tile_kv + c.dv) / 2 + c.tile_kv * bytes_of(c.type) / 8;
   const int most = c.warps == 12 ? 128 : 192;
   if (registers > most) {
@@ -41,17 +41,17 @@ Support supports_config(const FwdConfig& c, const Target& target) {
   return Support::yes();
 }
 
-// A box begins at a multiple of 128 bytes of shared memory.
+// Whether TMA boxes of pages begin at multiples of 128 bytes of shared memory.
 Support supports_pages(const FwdConfig& c, const KvSource& source) {
   const bool short_rows = c.panel_bytes() == 64;  // tile/swizzle.cuh
   if (!short_rows || box_rows(c, source) % 2 == 0) return Support::yes();
   return Support::no("page_size is " + std::to_string(source.page_size) + "; wants even ones for these head dims");
 }
 
-// Whether it is faster than mma.sync: docs/experiments/gpu-forward-wgmma.md. Of 8 bits there is only the kernel for few
-// rows.
+// Whether the kernel is faster than mma.sync (docs/experiments/gpu-forward-wgmma.md). With 8 bits the only other kernel
+// is the one for few rows (attention/decode).
 Support is_faster(const FwdConfig& config, const Problem& problem) {
-  if (config.eight_bits && config.tiles == Tiles::list) return Support::yes();  // no other kernel walks any
+  if (config.eight_bits && config.tiles == Tiles::list) return Support::yes();  // no other kernel has lists with 8 bits
   const bool narrow = std::max(config.d, config.dv) <= 64;
   const std::int64_t least_rows = narrow ? 33 : 65;
   const std::int64_t rows = problem.seqlen_q * packed_heads(problem);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The forward for SM90, by wgmma. A block stays on its multiprocessor and computes row tiles one after another, each of
-// its warpgroups 64 packed rows of every tile; a further warpgroup feeds them (forward/producer.cuh). The
-// products of a tile's scores, and those of the tile before it with V, run while the softmax of the others is computed;
-// so do the end of one row tile and the first copies of the next.
+// The forward for SM90, by wgmma. Blocks are persistent and compute one row tile after another. Each consumer warpgroup
+// has 64 packed rows of every row tile; a producer warpgroup feeds them (forward/producer.cuh). The products S of a
+// tile, and P·V of the tile before it, overlap the softmax of the other groups. The end of a row tile overlaps the
+// first copies of the next.
 #pragma once
 
 #include "cuda/attention/forward/replayed_list.cuh"
@@ -33,14 +33,15 @@ struct FwdWgmma : TileProbabilities<C, User> {
   using typename Base::Ahead, typename Base::KTile, typename Base::Measure, typename Base::Online,
       typename Base::Probabilities, typename Base::Products, typename Base::Scores, typename Base::Step,
       typename Base::QTile, typename Base::VTile, typename Base::VtTile, typename Base::Work, typename Base::Works;
-  // What groups begin in turn, so that one's softmax runs beside the others' products.
+  // What consumer groups take turns at, so that the softmax of one overlaps the products of the others.
   enum class InTurn { nothing, products, exponentials };
   static constexpr InTurn in_turn = C.exponentiates_in_turn()    ? InTurn::exponentials
                                     : groups >= 2 && C.ping_pong ? InTurn::products
                                                                  : InTurn::nothing;
-  // What a block has at its start, 128 registers a thread (168 with two groups), shared out anew.
+  // Registers that setmaxnreg redistributes: the sum, over the warpgroups, of the registers of a thread. At launch each
+  // thread has 128; with two groups 168, and with three blocks on a multiprocessor 80.
   static constexpr int all_registers = C.blocks() == 3 ? 160 : groups == 1 ? 256 : groups == 2 ? 504 : 512;
-  // By what the warp that finds row tiles has to keep.
+  // As many as the warp that finds row tiles needs.
   static constexpr int producer_registers = [] {
     const bool is_list = C.tiles == Tiles::list;
     if (is_list && C.source == Source::mixed) return 72;
@@ -50,14 +51,14 @@ struct FwdWgmma : TileProbabilities<C, User> {
     return groups == 3 ? 32 : 40;
   }();
   static constexpr int consumer_registers = (all_registers - producer_registers) / groups / 8 * 8;
-  // Whether a tile's place is read in front of its products, where there are registers for that, and not between them.
+  // Whether a tile's Step is read before its products begin, as registers allow, and not after they have begun.
   static constexpr bool reads_early = C.dv <= 192 && C.skip != Skip::threshold;
   using Output = Accumulator<1, C.dv / 8>;
   using Sums = PromotedSums<C.dv, C.threads()>;
 
   static_assert(C.rows_a_warp() == 16 && !C.keeps_rests());
 
-  static constexpr bool measures_ahead = C.skip != Skip::none && C.dv <= 192;  // before O is stored
+  static constexpr bool measures_ahead = C.skip != Skip::none && C.dv <= 192;  // begin_measure() before O is stored
 
   /// `memory`: smem_bytes() of shared memory, 1024-byte aligned.
   static __device__ __forceinline__ void run(const FwdParams& params, char* memory, const TensorMaps* maps,
@@ -76,8 +77,9 @@ struct FwdWgmma : TileProbabilities<C, User> {
     }
   }
 
-  // Row tile after row tile: S = Q·Kᵀ of its first keys; then, together, S of the next keys and O += P·V of those
-  // before; then the last O += P·V. All groups take as many steps and release all buffers, also of keys that they skip.
+  // Computes row tile after row tile: first S = Q·Kᵀ of its first tile of keys; then, together, S of the next tile and
+  // O += P·V of the tile before; at the end the last O += P·V. All groups take equally many steps and release all
+  // buffers, including those of keys that they skip.
   __device__ __forceinline__ void compute() const {
     if constexpr (in_turn != InTurn::nothing) {
       if (group() == groups - 1) scheduler_barrier_arrive<in_turn>();
@@ -94,7 +96,7 @@ struct FwdWgmma : TileProbabilities<C, User> {
     }
 #pragma unroll 1
     for (int item = 0; more; ++item) {
-      // What stays in memory takes no registers, which are short; item % 2 would keep one more.
+      // The work stays in shared memory, because registers are short; item % 2 would take one more.
       Work& work = shared.works[item & 1];
       int use = work.first_use;
       if constexpr (C.skip != Skip::none && !measures_ahead) begin_measure(work, measure);
@@ -105,7 +107,7 @@ struct FwdWgmma : TileProbabilities<C, User> {
         for (; use < own(work).first; ++use) skip(use);
       }
       keys().wait(use);
-      const int end = own(work).end;  // from here on by end_of()
+      const int end = own(work).end;  // from here on it is read by end_of()
       const u32 first = ptx::uniform(k_at(use));
       const Step first_step = this->step_of(work, use);
       scheduler_barrier_sync<InTurn::products>();
@@ -118,7 +120,7 @@ struct FwdWgmma : TileProbabilities<C, User> {
       Ahead ahead = softmax_step<true>(work, first_step, products, probabilities, o, softmax, measure);
 #pragma unroll 1
       while (++use < end_of(work, end)) {
-        use = ptx::afresh(use);  // not kept beside the one before
+        use = ptx::afresh(use);  // otherwise the previous value would be kept too
         const u32 k = ptx::uniform(k_at(use));
         const u32 v = ptx::uniform(multiplied_at(use - 1));
         if (!ahead.has_keys) keys().wait(use);
@@ -143,7 +145,7 @@ struct FwdWgmma : TileProbabilities<C, User> {
       scheduler_barrier_arrive<InTurn::products>();
       const bool skips_more = groups_differ && use < work.end_use;
       if (skips_more) {
-        await_outputs(o);  // the copies of what is skipped may want the room of these values
+        await_outputs(o);  // copies of skipped tiles may need the buffer of these values
         release(multiplied(), use - 1);
 #pragma unroll 1
         for (; use < work.end_use; ++use) skip(use);
@@ -168,7 +170,8 @@ struct FwdWgmma : TileProbabilities<C, User> {
     }
   }
 
-  // Every kPromotedKeys keys O is added to what was there. Whether any was before use `end`.
+  // Every kPromotedKeys keys, O is added to sums in shared memory (PromotedSums). has_promoted(): whether this has
+  // happened before use `end`.
   static constexpr int promoted_tiles = FwdConfig::kPromotedKeys / C.tile_kv;
   __device__ __forceinline__ Sums promoted_sums() const {
     return {q_base + C.q_bytes() + C.ring_bytes(), thread_again()};
@@ -177,7 +180,7 @@ struct FwdWgmma : TileProbabilities<C, User> {
     return end - own(work).first > promoted_tiles;
   }
 
-  // What the group's rows say of a skip state's tiles.
+  // The functions below measure a skip state's tiles by the group's rows.
   __device__ __forceinline__ int rows_of_warp(const Work& work) const {
     return static_cast<int>(work.sequence.q.length) - work.block.first_row - thread_again() / 32 * 16;
   }
@@ -216,7 +219,7 @@ struct FwdWgmma : TileProbabilities<C, User> {
   __device__ __forceinline__ int end_of(const Work& work, int kept) const {
     return registers_are_short ? own(work).end : kept;
   }
-  /// Keys that none of the group's rows sees.
+  /// Passes a tile of keys that none of the group's rows sees.
   __device__ __forceinline__ void skip(int use) const {
     keys().wait(use);
     scheduler_barrier_sync<in_turn>();
@@ -226,8 +229,8 @@ struct FwdWgmma : TileProbabilities<C, User> {
     release(multiplied(), use);
   }
 
-  /// From the scores that were begun to probabilities; and outputs, unless these are the row tile's first keys, from
-  /// those of the keys before to those that the new probabilities' are added to.
+  /// Waits for the scores that were begun and turns them into probabilities. Unless the tile is the row tile's first,
+  /// also waits for the P·V that was begun and rescales O for the new probabilities.
   template <bool first>
   __device__ __forceinline__ Ahead softmax_step(Work& work, Step step, Products& products, Probabilities& probabilities,
                                                 Output& o, Online& softmax, Measure& measure) const {
@@ -254,7 +257,7 @@ struct FwdWgmma : TileProbabilities<C, User> {
     if (!weighs_nothing) {
       rescale = this->template weigh<first>(work, products, s, step, hidden, softmax, measure, overlap);
     }
-    step.ahead.looked_through = work.may_hide(tile);  // here, where what it needs is at hand
+    step.ahead.looked_through = work.may_hide(tile);  // here, where its operands are at hand
     release(keys(), use);
     if constexpr (!packs_early) overlap.await_outputs();
     if constexpr (!first && !packs_early) softmax.apply(rescale, o);
@@ -269,8 +272,8 @@ struct FwdWgmma : TileProbabilities<C, User> {
     }
     return step.ahead;
   }
-  // What overlaps with a tile's exponentials: the next group begins its own, P·V of the keys before ends, whose
-  // registers are then free for probabilities, and these are packed.
+  // What overlaps a tile's exponentials: the next group begins its own; P·V of the previous tile ends, which frees the
+  // registers of the probabilities; and the new probabilities are packed.
   template <bool first>
   struct Overlap {
     const FwdWgmma& kernel;
@@ -293,12 +296,12 @@ struct FwdWgmma : TileProbabilities<C, User> {
     }
   };
   __device__ __forceinline__ void await_values(int use, const Ahead& ahead) const {
-    // Without it the check's phase might be that of the buffer's use before.
+    // Without this wait, the phase of `checks` could be that of the buffer's previous use.
     if (!ahead.has_values) multiplied().wait(use);
     if (!of_bytes && ahead.looked_through) checks().wait(use);
   }
 
-  /// `later`: products that were begun after those of the scores.
+  /// `later`: the number of wgmma groups that were committed after that of the scores.
   template <int later>
   __device__ __forceinline__ void await_scores(Products& products) const {
     ptx::wgmma_wait<later>();
@@ -322,8 +325,8 @@ struct FwdWgmma : TileProbabilities<C, User> {
     }
   }
 
-  // A group has its turn between these two. They do nothing unless it is `what` that groups begin in turn.
-  static constexpr int kSchedulerBarrier = 1;  // barriers, one for each group
+  // A group has its turn between these two calls. They do nothing unless `what` is what groups take turns at.
+  static constexpr int kSchedulerBarrier = 1;  // the first of the named barriers, one for each group
   template <InTurn what>
   __device__ __forceinline__ void scheduler_barrier_sync() const {
     if constexpr (what == in_turn && what != InTurn::nothing) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where the rows of a tile of keys live, and how they come into shared memory.
+// The place in memory of rows of keys and values, and copies of tiles of them to shared memory by cp.async.
 #pragma once
 
 #include "cuda/attention/kv/sequence.cuh"
@@ -12,8 +12,8 @@ namespace tessera::cuda {
 
 /// The pages of one sequence and segment.
 struct KvPages {
-  const int* pages;  // entries of the table; of mixed sources null where there is none
-  int entries;       // readable
+  const int* pages;  // entries of the page table; null if a mixed source has none
+  int entries;       // how many may be read
   int count;         // pages of the pool
 
   KvPages() = default;
@@ -23,7 +23,8 @@ struct KvPages {
         entries(p.page_indptr != nullptr ? p.page_indices - first : p.page_indices),
         count(p.pages) {}
 
-  /// A page of the pool, whatever the table says; with `trusts` what it says, of an entry that it has.
+  /// Returns the page of an entry, clamped to the pool. With `trusts` it is not clamped, and the table must have the
+  /// entry.
   template <bool trusts>
   __device__ __forceinline__ int at(int entry) const {
     if constexpr (trusts) return pages[entry];
@@ -31,7 +32,7 @@ struct KvPages {
   }
 };
 
-/// What the rows of keys ask of a configuration.
+/// What KvRows requires of a configuration.
 template <class Config>
 concept SourceConfig = requires(const Config& c) {
   Element{c.type};
@@ -46,14 +47,14 @@ constexpr int element_bytes_of_keys() {
   return bytes_of(C.type);
 }
 
-/// Where a row is: looked up once for keys and values, and before there is memory for it.
+/// The place of a row. It is looked up once for keys and values, before shared memory for the row is free.
 struct RowPlace {
   int page;  // 0 where there are none
   int row;   // of the page, or of the sequence
 };
 
-/// The rows of K or of V of one (sequence, kv head, segment). Strides in bytes; that of a row fits 32 bits: the launch
-/// refuses row strides of 2^29 elements and more.
+/// The rows of K or of V of one (sequence, kv head, segment). Strides are in bytes. A row stride fits 32 bits, because
+/// the launch refuses row strides of 2^29 elements and more.
 template <SourceConfig auto C>
 struct KvRows {
   static constexpr Source source = C.source;
@@ -83,7 +84,7 @@ struct KvRows {
     }
   }
 
-  // Field by field: an address that the compiler does not know would move both to local memory.
+  // Selects field by field: an address that the compiler does not know would move both to local memory.
   static __device__ __forceinline__ KvRows either(bool is_first, const KvRows& a, const KvRows& b) {
     KvRows rows;
     rows.base = is_first ? a.base : b.base;
@@ -100,12 +101,12 @@ struct KvRows {
     return rows;
   }
 
-  /// Makes `first` the row that at() counts from.
+  /// For a strided source, makes `first` the row from which at() counts.
   __device__ __forceinline__ void advance(int first) {
     if constexpr (source == Source::strided) base = ptx::advance(base, first, row_stride);
   }
 
-  /// Where row `row` is, and the address of a place.
+  /// find() returns the place of a row, and at() the address of a place.
   __device__ __forceinline__ RowPlace find(int row) const {
     if constexpr (source == Source::strided) return {0, row};
     if (source == Source::mixed && pages.pages == nullptr) return {0, row};
@@ -132,8 +133,8 @@ struct KvRows {
   }
 };
 
-/// A tile of rows by cp.async, `columns` elements of each; `address`: of a row. Rows from `valid_rows` on and columns
-/// past `columns` become zeros, so that no stale NaN meets a weight of 0.
+/// Copies a tile of rows by cp.async, `columns` elements of each; address(row) returns the address of a row. Rows from
+/// `valid_rows` on and columns from `columns` on become zeros, because a stale NaN times a weight of 0 would be NaN.
 template <class Tile, int threads, class Address>
 __device__ __forceinline__ void load_tile(u32 to, int valid_rows, int columns, int thread, Address address) {
   constexpr int rows_a_step = threads / Tile::row_chunks;
@@ -170,13 +171,13 @@ __device__ __forceinline__ void load_tile(u32 to, int valid_rows, int columns, i
   });
 }
 
-/// Where a row is; one that is not there still has an address that is somebody's.
+/// The address of a row. A row that is not valid still has an address that can be read.
 struct RowAddress {
   const char* at;
   bool valid;
 };
 
-/// A tile of rows that do not follow each other; `address` gives the RowAddress of each.
+/// The same for rows with any addresses: address(row) returns the RowAddress of each.
 template <class Tile, int threads, class Address>
 __device__ __forceinline__ void load_rows(u32 to, int columns, int thread, Address address) {
   constexpr int rows_a_step = threads / Tile::row_chunks;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Lengths and positions of one sequence, read from the bindings and clamped: whatever the metadata say, no index made
-// of them leaves the tensors.
+// Lengths and positions of one sequence, read from the bindings and clamped: whatever the metadata contain, no index
+// that is computed from them is outside of the tensors.
 #pragma once
 
 #include "shared/params.h"
@@ -9,19 +9,20 @@ namespace tessera::cuda {
 
 __device__ __forceinline__ int clamp(int x, int low, int high) { return min(max(x, low), high); }
 
-/// A page of a pool of so many, whatever its table says.
+/// Clamps an entry of a page table to the `pages` pages of the pool.
 __device__ __forceinline__ int page_in_pool(int page, int pages) { return clamp(page, 0, pages - 1); }
 
-/// Entries from `first` to the boundary `end`, 0 to `most`. `end` may be any number: a difference of it could overflow.
+/// Returns the number of entries from `first` to the boundary `end`, clamped to 0 … `most`. `end` may be any number, so
+/// that end − first could overflow.
 __device__ __forceinline__ int entries_until(int end, int first, int most) {
   return clamp(end, first, first + most) - first;
 }
 
-/// Where a sequence lies.
+/// The place of a sequence in a tensor.
 struct Extent {
   int first;     // token of a packed sequence, entry of a CSR table; else 0
-  int length;    // used
-  int capacity;  // rows that the layout gives it
+  int length;    // rows in use
+  int capacity;  // rows that the layout reserves
 };
 
 __device__ __forceinline__ Extent find_extent(const int* cu_seqlens, const int* seqused, int batch, int capacity,
@@ -72,7 +73,8 @@ struct Sequence {
     q_position = p.q_offset != nullptr ? p.q_offset[batch] : p.compressed_stride != 0 ? 0 : bottom_right;
   }
 
-  // Neither an array nor a reference: an address that the compiler does not know would move all of it to local memory.
+  // Selects field by field, not by array or reference: an address that the compiler does not know would move the whole
+  // sequence to local memory.
   __device__ __forceinline__ Segment segment(int index) const {
     const bool is_first = index == 0;
     return {{is_first ? first.extent.first : second.extent.first, is_first ? first.extent.length : second.extent.length,

@@ -19,13 +19,13 @@ namespace {
 constexpr int kNoInterleave = 0;
 constexpr int kSwizzle64 = 2;
 constexpr int kSwizzle128 = 3;
-// What a miss brings to L2. Panels of a row are asked for 128 bytes at a time; with 256 both bring the whole row, which
-// takes 7% of a decode step.
+// How much a miss loads to L2. Boxes read 128 bytes of a row, one panel, at a time. With 256, misses of both panels
+// would load both, which takes 7% of a decode step.
 constexpr int kPromote128 = 2;
 constexpr int kFillZeros = 0;
 
-// A dimension of one element has a stride that nobody uses, and a broadcast one has 0; the driver wants more than 0,
-// and kernels ask for element 0 of such dimensions.
+// The driver requires strides above 0. A dimension of one element has a stride that is not used, and a broadcast
+// dimension has stride 0; kernels access element 0 of both.
 std::uint64_t stride_bytes(i64 stride, std::int64_t size, Element element) {
   return static_cast<std::uint64_t>(stride > 0 && size > 1 ? stride * bytes_of(element) : kChunkBytes);
 }
@@ -72,8 +72,8 @@ void check_map_strides(Slot slot, const Strides& strides, const MapSizes& sizes,
 
 namespace {
 
-// Whether 64 packed rows are a box: whole queries, in a tensor that TMA can walk. A stride of 0 between
-// sequences, or heads that are not packed, is one of them for all.
+// Whether a TMA box can have 64 packed rows: they are whole queries, and the TMA allows the tensor's strides. A stride
+// of 0 between sequences, or between heads that are not packed, means one for all.
 bool has_query_boxes(const Problem& problem, Element element, const Strides& strides, std::int64_t rows,
                      int packed_heads) {
   const i64 most = (i64{1} << 40) / bytes_of(element);
@@ -91,7 +91,7 @@ int box_rows(const FwdConfig& config, const KvSource& source) {
   return is_paged(source) ? static_cast<int>(std::gcd<std::int64_t>(together, source.page_size)) : together;
 }
 
-// A box costs TMA as much as some 30 rows of a panel: docs/experiments/gpu-lists-and-pages.md.
+// A box takes the TMA as much time as some 30 rows of a panel: docs/experiments/gpu-lists-and-pages.md.
 bool has_whole_rows(const FwdConfig& config, const Problem& problem) {
   const auto panels = [](Element type, int columns, std::int64_t dim) {
     const bool whole = dim == columns && columns * bytes_of(type) % 128 == 0;
@@ -107,7 +107,8 @@ bool has_whole_rows(const FwdConfig& config, const Problem& problem) {
 
 namespace {
 
-// As (column of a panel, row of eight, panel, eight rows, head and page): what they lie apart is one dimension's steps.
+// Returns a map with the dimensions (column of a panel, row of eight, panel, eight rows, head and page). The stride of
+// the last is the greatest common divisor of the strides of heads and pages; `steps` gets these in multiples of it.
 TensorMap page_rows_map(const void* tensor, const Strides& strides, Element element, const MapSizes& sizes, int rows,
                         Slot slot, PageSteps& steps) {
   const auto encode = driver().tensor_map_encode_tiled;
@@ -172,7 +173,7 @@ TensorMaps tensor_maps(const FwdConfig& config, const Problem& problem, const Fw
       maps.values[i] = map(kv.v, kv.v_strides, config.v_type(), config.dv, Slot::v, maps.value_steps);
       continue;
     }
-    // The driver wants an address for what is empty too.
+    // The driver requires an address, even of an empty tensor.
     const auto map = [&](const void* tensor, const Strides& strides, Element type, std::int64_t dim, int padded) {
       return tensor_map(tensor != nullptr ? tensor : params.q, strides, type, {dim, problem.heads_kv, rows, batch},
                         {.columns = columns_of_panel(type, padded), .heads = 1, .rows = kv.box_rows});

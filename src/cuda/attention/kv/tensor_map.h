@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tensor maps of queries, keys and values, for TMA of SM90 and newer.
+// Tensor maps of queries, keys and values, for the TMA of SM90 and newer.
 #pragma once
 
 #include "shared/config.h"
@@ -9,7 +9,7 @@
 
 namespace tessera::cuda {
 
-/// Elements of a tensor, and of a box of it in one sequence: 64 or 32 columns.
+/// The sizes, in elements, of a tensor and of a box. A box lies in one sequence and has the columns of one panel.
 struct MapSizes {
   std::int64_t columns, heads, rows, batch;
 };
@@ -17,23 +17,26 @@ struct MapBox {
   int columns, heads, rows;
 };
 
-/// As (column, head, row, batch): boxes whose rows, with heads beside each other packed into them, are laid out as
-/// SharedTile has its panels. Throws Error{unsupported} for a driver without tensor maps.
+/// Returns a map with the dimensions (column, head, row, batch). A box is loaded to shared memory as a panel of a
+/// SharedTile; its heads are packed into the rows. Throws Error{unsupported} if the driver has no tensor maps.
 TensorMap tensor_map(const void* tensor, const Strides& strides, Element element, const MapSizes& sizes,
                      const MapBox& box);
 
-/// Throws Error{unsupported} for strides that TMA cannot walk, in dimensions of more than one element; a stride of 0
-/// between heads, sequences or pages is one of them for all. `instead`: what would do.
+/// Throws Error{unsupported} for strides that the TMA does not allow in dimensions of more than one element. A stride
+/// of 0 between heads, sequences or pages is allowed: it means one for all. `instead`: the alternative that the error
+/// names.
 void check_map_strides(Slot slot, const Strides& strides, const MapSizes& sizes, const char* instead);
 
-/// Rows of a source that a tile takes together and that lie together: as far as pages and granules of a list do.
+/// The rows of a box: the largest number of a tile's rows that are adjacent in memory whatever the pages and the
+/// granules of a list.
 int box_rows(const FwdConfig& config, const KvSource& source);
 
-/// Whether boxes of small pages are to bring all columns of their rows: where that spares boxes, which wgmma alone can.
+/// Whether boxes of small pages load all columns of their rows. Only wgmma kernels do so, if it saves boxes.
 bool has_whole_rows(const FwdConfig& config, const Problem& problem);
 
-/// Maps of the tensors in `params`, whose sources have their box_rows. Throws Error{unsupported} where the driver or
-/// the strides of keys and values allow none; queries whose strides allow none are copied otherwise.
+/// Returns maps of the tensors in `params`, whose sources have their box_rows. Throws Error{unsupported} if the driver,
+/// or the strides of keys and values, do not allow them. If those of queries do not, the kernel copies queries without
+/// a map.
 TensorMaps tensor_maps(const FwdConfig& config, const Problem& problem, const FwdParams& params, int packed_heads);
 
 }  // namespace tessera::cuda

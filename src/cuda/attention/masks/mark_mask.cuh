@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Evaluates a user's mask once for all heads, in front of attention, where it does not depend on the head. It finds
-// which tiles the mask shows, which of these it shows whole, and the bits of those that it cuts. Attention then walks a
-// tile list, and loads the bits instead of asking the mask.
+// Evaluates a user's mask that does not depend on the head, once for all heads, before attention. It finds the tiles
+// with visible elements, those of them without hidden elements, and bits for the elements of the others. Attention then
+// walks a tile list, and loads the bits instead of calling the mask.
 #pragma once
 
 #include "cuda/attention/scores/callables.cuh"
@@ -11,8 +11,8 @@
 
 namespace tessera::cuda {
 
-/// Blocks of (kRows lines, 32 blocks of the other side, sequences); a warp takes the latter one after another. Lines
-/// are queries and the other side's blocks are of keys, or with keys_down the other way round.
+/// The grid is (kRows lines, 32 blocks of the other side, sequences); the warps of a block share the 32. Lines are
+/// queries, and the blocks of the other side are of keys; with keys_down it is the reverse.
 template <MaskTilesConfig C, class User>
 struct MarkMask {
   using Mask = typename User::Mask;
@@ -47,7 +47,7 @@ struct MarkMask {
  private:
   static constexpr int warps = MaskTilesConfig::threads() / 32;
 
-  /// What the lines of a warp see of a tile, or show.
+  /// Whether any and whether all elements of a warp's lines in a tile are visible.
   struct Seen {
     bool any, all;
   };
@@ -65,10 +65,10 @@ struct MarkMask {
   }
   __device__ __forceinline__ int warp() const { return static_cast<int>(threadIdx.x) / 32; }
 
-  /// Key blocks of the list's `word`.
+  /// Marks the key blocks of the list's `word`.
   __device__ __forceinline__ void mark_queries(int word) const {
     const i64 at = word_of(first_line / kMaskBlock, word);
-    if (first_line >= sequence.q.length) {  // no row; of a query block without any, no tile
+    if (first_line >= sequence.q.length) {  // no row; a query block without any has no full tile
       if (C.classifies && first_line % kMaskBlock == 0 && threadIdx.x == 0) tiles.full[at] = 0;
       return;
     }
@@ -89,7 +89,7 @@ struct MarkMask {
       if (hidden != 0) atomicAnd(tiles.full + at, ~hidden);
     }
   }
-  /// Query blocks from `first` on.
+  /// Marks 32 query blocks from `first` on.
   __device__ __forceinline__ void mark_keys(int first) const {
     if constexpr (!C.classifies) {
       find_partial(first);
@@ -104,7 +104,7 @@ struct MarkMask {
       }
     }
   }
-  /// Of 32 blocks from `first` on those that the list has as partial.
+  /// Evaluates the mask for those of 32 blocks from `first` on that are partial in the list.
   __device__ __forceinline__ void find_partial(int first) const {
     u32 partial = __ballot_sync(kAll, is_partial(first + lane));
     for (int i = 0; partial != 0; partial &= partial - 1, ++i) {
@@ -118,7 +118,7 @@ struct MarkMask {
   __device__ __forceinline__ int first_key_of(int block) const {
     return (block - (segment_of(block) == 0 ? 0 : tiles.bits.second_block)) * kMaskBlock;
   }
-  /// Of the lines and a block of the other side.
+  /// The first query, the first key and the segment of the lines' tile with `block` of the other side.
   __device__ __forceinline__ int query_of(int block) const { return C.keys_down ? block * kMaskBlock : first_line; }
   __device__ __forceinline__ int key_of(int block) const { return C.keys_down ? first_line : first_key_of(block); }
   __device__ __forceinline__ int segment_of_tile(int block) const { return C.keys_down ? 0 : segment_of(block); }
@@ -145,7 +145,8 @@ struct MarkMask {
     const KeysOfQueries<C> bounds(p, sequence, segment, first_query);
     const int last_query = first_query + min(queries, queries_left) - 1;
     const bool reached = first_key < bounds.of(last_query).end && bounds.of(first_query).begin < first_key + keys;
-    // Of keys that the window hides anyway bits stay unwritten. Those behind the last one make no tile partial.
+    // If the window hides all elements, their bits are not written. Lines behind the last key do not keep a tile from
+    // being full, unless its key block has no keys.
     if (!reached) return {false, keys_left <= 0 && first_key % kMaskBlock != 0};
     HiddenBits<C> hidden;
     if (Mask::uses_position && are_positions_small(p, sequence.q_position, sequence.q.length, segment)) {
@@ -168,7 +169,7 @@ struct MarkMask {
     return {__any_sync(kAll, sees) != 0, __any_sync(kAll, misses) == 0};
   }
 
-  /// `Position`: the integer that the mask may compute with.
+  /// `Position`: the integer type in which the mask may compute.
   template <class Position>
   __device__ __forceinline__ void ask(HiddenBits<C>& hidden, const Segment& segment, int first_query,
                                       int first_key) const {
@@ -183,11 +184,11 @@ struct MarkMask {
     });
   }
 
-  /// Bits of a thread's columns that are below `count`.
+  /// The bits of a thread's columns below `count`.
   __device__ __forceinline__ u32 columns_below(int count) const {
     if (count >= kMaskBlock) return kAll;
     if (count <= 0) return 0;
-    const int left = count % 8 - lane % 4 * 2;  // of its two of the last 8
+    const int left = count % 8 - lane % 4 * 2;  // of its two columns of the last 8
     return (left <= 0 ? 0U : left == 1 ? 1U : 3U) << (count / 8 * 2) | ((1U << (count / 8 * 2)) - 1);
   }
 };

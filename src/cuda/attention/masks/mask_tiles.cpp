@@ -11,10 +11,10 @@
 namespace tessera::cuda {
 namespace {
 
-// Fewer rows ask about fewer elements than a kernel in front is worth.
+// With fewer queries the mask has too few elements for a kernel of its own to pay.
 constexpr std::int64_t kLeastQueries = kMaskBlock;
 constexpr std::int64_t kMostBlocks = 65535;  // in y and z of a grid
-// Of all: capacities of packed sequences may be far beyond what they hold.
+// Of the whole grid: capacities of packed sequences may be far above their lengths.
 constexpr double kMostOfGrid = 1 << 21;
 
 std::int64_t blocks_of(std::int64_t length) { return divide_up<std::int64_t>(length, kMaskBlock); }
@@ -23,7 +23,7 @@ std::int64_t key_blocks_of(const Problem& problem) {
   return second_block_of(problem) + (problem.kv2 ? blocks_of(problem.kv2->seqlen) : 0);
 }
 
-// A bit for each query and key; as many bytes as q and o have at most.
+// The mask bits, one for each query and key, may take as many bytes as q and o have in 16 bits, or 1 MB.
 double bit_bytes(const Problem& problem) {
   const auto rows = static_cast<double>(problem.batch * blocks_of(problem.seqlen_q) * kMaskBlock);
   return rows * static_cast<double>(key_blocks_of(problem)) * (kMaskBlock / 8);
@@ -35,9 +35,9 @@ bool has_room(const Problem& problem) {
   return bit_bytes(problem) <= static_cast<double>(most);
 }
 
-// Whether the mask is evaluated in front at all. Of one head that would be the same work twice.
+// Whether a kernel before attention evaluates the mask. With one head that would save nothing.
 bool is_evaluated_once(const Problem& problem) {
-  if (problem.batch_invariant) return false;  // what there is room for depends on the batch
+  if (problem.batch_invariant) return false;  // whether there is room depends on the batch
   const std::int64_t words = divide_up<std::int64_t>(key_blocks_of(problem), 32);
   const double blocks = static_cast<double>(problem.seqlen_q) / MaskTilesConfig::kRows * static_cast<double>(words);
   if (blocks * static_cast<double>(problem.batch) > kMostOfGrid) return false;
@@ -45,7 +45,8 @@ bool is_evaluated_once(const Problem& problem) {
          problem.batch <= kMostBlocks && words > 0 && words <= kMostBlocks && !problem.skip && !gathers_mass(problem);
 }
 
-// Without a list several blocks may share the rows of few keys, and one pass may find all gradients.
+// Whether a backward has a better plan without a list: then several blocks may share the rows of few keys, and one pass
+// may compute all gradients.
 bool keeps_better_plan(const Problem& problem) {
   if (problem.pass == Pass::forward) return false;
   const std::int64_t keys = problem.kv.seqlen + (problem.kv2 ? problem.kv2->seqlen : 0);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Masks of the user's that a kernel in front of attention evaluates once for all heads (masks/mark_mask.cuh).
+// Users' masks that a kernel before attention evaluates once for all heads (masks/mark_mask.cuh).
 #pragma once
 
 #include <cstddef>
@@ -13,21 +13,22 @@
 
 namespace tessera::cuda {
 
-/// Whether attention can load the bits of the problem's mask: one that does not depend on the head, beside a list whose
-/// blocks are whole ones of kMaskBlock and the same for all heads.
+/// Whether attention can load bits of the problem's mask: the mask does not depend on the head, and there is a list
+/// that is the same for all heads and whose blocks are multiples of kMaskBlock.
 bool has_mask_bits(const Problem& problem);
 
-/// The problem with a list of the tiles that its mask shows, where a kernel in front is to make one; else as it is.
+/// Returns the problem with a list of the tiles in which its mask shows elements, if a kernel before attention is to
+/// make that list; else the same problem.
 Problem with_mask_list(const Problem& problem, const Wishes& wishes);
 
-/// What has words of MaskBits: queries, whose bits tell of keys, or keys, whose bits tell of queries.
+/// What a row of MaskBits belongs to: a query, with bits for keys, or a key, with bits for queries.
 enum class MaskBitsOf { nothing, queries, keys };
 
-/// The kernel in front of a plan, and what it writes.
+/// The kernel that evaluates the mask before a plan's attention, and what it writes.
 class MaskTiles {
  public:
   MaskTiles() = default;
-  /// `problem`: of with_mask_list(), which was `given` another.
+  /// `problem`: what with_mask_list() has returned for `given`.
   MaskTiles(const Problem& problem, const Problem& given, MaskBitsOf bits);
 
   /// Whether the plan has such a kernel.
@@ -36,7 +37,8 @@ class MaskTiles {
   [[nodiscard]] std::size_t bytes() const noexcept;  // of the workspace
   [[nodiscard]] KernelSource source(const Problem& problem) const;
 
-  /// Completes `list`, which holds the caller's unless the kernel makes it. `memory`: bytes() of the workspace.
+  /// Adds to `list` what the kernel writes: mask bits and, if it makes the list, the list itself. `memory`: bytes() of
+  /// the workspace.
   void complete(ListParams& list, std::byte* memory) const;
   /// `p` has the completed list.
   void launch(const Kernel& kernel, const AttentionParams& p, std::byte* memory, Stream stream) const;
@@ -48,7 +50,7 @@ class MaskTiles {
   std::int64_t key_blocks_ = 0, second_block_ = 0;
 
   [[nodiscard]] std::int64_t words() const noexcept;
-  [[nodiscard]] std::int64_t list_words() const noexcept;  // of one of the two
+  [[nodiscard]] std::int64_t list_words() const noexcept;  // of `visible`, and of `full`
   [[nodiscard]] std::int64_t bit_rows() const noexcept;    // of a sequence
   [[nodiscard]] std::int64_t row_words() const noexcept;
   [[nodiscard]] MaskTilesParams params(std::byte* memory) const noexcept;

@@ -11,7 +11,8 @@
 namespace tessera::cuda {
 namespace {
 
-/// The device's type of a built-in, in src/cuda/attention/scores/callables.cuh; nullptr for a name that none has.
+/// Returns the device type of a built-in callable (src/cuda/attention/scores/callables.cuh); nullptr if there is none
+/// of that name.
 const char* builtin_score_type(std::string_view name) noexcept {
   if (name == "relative") return "RelativeScore";
   if (name == "soft_clip") return "SoftClipScore";
@@ -28,7 +29,7 @@ bool continues_word(char c) {
   return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_';
 }
 
-/// What lies behind the comment or the quoted text at `at`; `at` itself where there is none.
+/// Returns the end of the comment or quoted text that begins at `at`; `at` itself if none does.
 std::size_t skip_unread(std::string_view text, std::size_t at) {
   const auto behind = [&](std::string_view end, std::size_t from) {
     const std::size_t found = text.find(end, from);
@@ -66,8 +67,8 @@ bool has_word(std::string_view text, std::string_view word) {
   return false;
 }
 
-/// Whether a mask's text asks for batch, query and key alone, by these names: `at` stands before nothing else. Of what
-/// could be read in two ways (quotes, continued lines) it says no.
+/// Whether a mask's text reads only batch, query and key of `at`, and uses `at` for nothing else. Returns false for a
+/// text that could be read in two ways (quotes, continued lines).
 bool ignores_head(std::string_view text) {
   if (text.find("head") != std::string_view::npos || text.find_first_of("'\"\\#") != std::string_view::npos)
     return false;
@@ -100,7 +101,8 @@ bool is_one(std::string_view text) {
   return std::ranges::find(ones, number) != ones.end();
 }
 
-/// How the kernel reads each extra tensor of a text; `first`: the index of its first among the problem's.
+/// Returns the declarations through which the text reads its extra tensors; `first`: the index of its first among the
+/// problem's.
 std::string readers(const std::vector<ExtraTensor>& extras, int first) {
   std::string text;
   for (const ExtraTensor& extra : extras) {
@@ -110,8 +112,8 @@ std::string readers(const std::vector<ExtraTensor>& extras, int first) {
   return text;
 }
 
-/// Lines of the text count from 1 in `file`. Those behind it are left to follow: what the compiler misses there, such
-/// as a bracket, the text has left open.
+/// Returns a device function around the text. Lines of the text count from 1 in `file`. No #line resets that behind the
+/// text: if the compiler misses something there, such as a bracket, the text lacks it.
 std::string function(const std::string& head, const std::string& readers, const std::string& text,
                      const std::string& file) {
   const bool body = is_body(text);
@@ -121,8 +123,8 @@ std::string function(const std::string& head, const std::string& readers, const 
 
 CallableSource builtin(const char* type) { return {type, std::string(" ") + type, "", {}}; }
 
-/// `type`: of the struct around `functions`, which #line leads to `files`. A kernel has two of each function that uses
-/// `Position`, one for small positions.
+/// `type`: the struct around `functions`; `files`: the names that #line gives to their texts. A kernel has two versions
+/// of each function that uses `Position`, one of them for small positions.
 CallableSource written(const std::string& type, const std::string& word, const std::string& functions,
                        bool uses_position, std::vector<std::string> files) {
   const std::string use = std::string("  static constexpr bool uses_position = ") + (uses_position ? "true" : "false");
@@ -144,7 +146,7 @@ CallableSource written_score(const std::string& name, const ScoreText& text, Pas
     const std::string derivative = "derivative of " + file;
     functions += function("float derivative" + arguments, reads, *text.derivative_text, derivative);
     position = position || uses_position(*text.derivative_text);
-    files = {derivative, file};  // an error's words are searched for the longer one first
+    files = {derivative, file};  // error messages are searched for the longer name first
   }
   return written("TextScore", " score=" + name, functions, position, files);
 }
@@ -194,7 +196,7 @@ bool has_linear_score(const Problem& problem) {
 bool has_shared_mask(const Problem& problem) {
   if (problem.mask.empty()) return false;
   const detail::RegisteredCallables registered(problem);
-  return registered.mask == nullptr || ignores_head(registered.mask->text);  // no built-in one asks for it
+  return registered.mask == nullptr || ignores_head(registered.mask->text);  // no built-in mask reads the head
 }
 
 bool has_additive_score(const Problem& problem) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Score and mask callables on the device: types with one static function each, chosen by the source that names the
-// kernel. The built-in ones say what src/problem/callables.cpp says.
+// Score and mask callables on the device: types with static functions; the source of a kernel names those that it uses.
+// The built-in ones compute what those of src/problem/callables.cpp compute.
 #pragma once
 
 #include "cuda/attention/scores/extra_tensor.cuh"
@@ -19,7 +19,7 @@ struct ScorePoint {
   i64 key;
 };
 
-/// The point of a row of a block and of the key at position `key`. `work`: TileWork.
+/// Returns the point of a row of a block and of the key at position `key`. `work`: TileWork.
 template <class Work>
 __device__ __forceinline__ ScorePoint point_of(const AttentionParams& p, const Work& work, const PackedRow& at,
                                                i64 key) {
@@ -27,8 +27,8 @@ __device__ __forceinline__ ScorePoint point_of(const AttentionParams& p, const W
           work.sequence.q_position + at.query, key};
 }
 
-/// Whether positions are small: those of all queries and of the segment's keys lie from −2^21 to 2^21, and so do those
-/// that a tile has beyond the ends; batch and head lie from −2^22 to 2^22. Uniform in a block.
+/// Whether positions are small. Those of all queries and of the segment's keys are from −2^21 to 2^21, and so are those
+/// that a tile has beyond the ends; batch and head are from −2^22 to 2^22. The result is uniform in a block.
 __device__ __forceinline__ bool are_positions_small(const AttentionParams& p, i64 first_query, int queries,
                                                     const Segment& keys) {
   constexpr i64 most = i64{1} << 21;
@@ -39,10 +39,11 @@ __device__ __forceinline__ bool are_positions_small(const AttentionParams& p, i6
   return all < static_cast<u64>(2 * most);
 }
 
-/// What a kernel compiles in: `Score::value<Position>(score, point, extras)`, in a backward `Score::derivative` of the
-/// same arguments too, by the score, and `Mask::visible<Position>(point, extras)`. `Position` is the integer that they
-/// may compute with: `int` where positions are small, else i64; they tell by `uses_position` whether they do. Built-in
-/// ones are below; src/cuda/attention/scores/callable_source.cpp writes those of a user's text.
+/// The callables of a kernel. It calls `Score::value<Position>(score, point, extras)`; in a backward also
+/// `Score::derivative`, with respect to the score, with the same arguments; and `Mask::visible<Position>(point,
+/// extras)`. `Position` is the integer type in which they may compute: `int` if positions are small, else i64;
+/// `uses_position` says whether they use it. The built-in ones are below; src/cuda/attention/scores/callable_source.cpp
+/// writes those of a user's text.
 template <class Score_, class Mask_>
 struct Callables {
   using Score = Score_;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Descales of operands of 8 bits (docs/quantization.md): what products of Q and K are multiplied by, and what is added
-// to them, before they are scores.
+// Descales of operands of 8 bits (docs/quantization.md): the factors and summands that turn products of Q and K into
+// scores.
 #pragma once
 
 #include "cuda/attention/kv/kv_source.cuh"
@@ -15,8 +15,8 @@
 
 namespace tessera::cuda {
 
-/// Of FwdConfig::descales_at_once(): factors of a row tile's products Q·Kᵀ before and after masks and maxima, and of
-/// its outputs.
+/// With FwdConfig::descales_at_once(): factors of a row tile. product: of Q·Kᵀ before masks and maxima; score: after
+/// these; value: of the outputs.
 template <bool at_once>
 struct Descales {};
 template <>
@@ -24,21 +24,21 @@ struct Descales<true> {
   float product, score, value;
 };
 
-/// A descale by head. `at`: of the first sequence and head.
+/// Returns a descale by head. `at`: address of that of the first sequence and head; `batch`, `head`: strides.
 template <class Work>
 __device__ __forceinline__ float head_descale(const Work& work, const float* at, i64 batch, i64 head) {
   return at[work.block.batch * batch + work.block.kv_head * head];
 }
 
-/// That of the products of a row tile, by head.
+/// Returns the descale of a row tile's products, by head.
 template <class Work>
 __device__ __forceinline__ float product_descale(const DescaleParams& d, const Work& work) {
   return head_descale(work, d.q, d.q_batch, d.q_head) * head_descale(work, d.k, d.k_batch, d.k_head);
 }
 
-// Scores that are fused with their origin are off by its rounding, all of a row by the same. P of e4m3 has room for
-// half a binary order: a product of rows is at most 448²·d, and where half a unit of the last digit of its score may be
-// more than that the factor is not fused.
+// Fused scores are off by the rounding of their origin, all scores of a row by the same. P of e4m3 has room for half an
+// octave. Products are at most 448²·d. So the factor is not fused if half a unit in the last place of such a score may
+// be more than half an octave.
 template <FwdConfig C, class Work>
 __device__ __forceinline__ void find_descales(const AttentionParams& p, const DescaleParams& d, Work& work) {
   constexpr float kLargestFused = 0x1p23F / (448.0F * 448.0F * C.d);
@@ -50,7 +50,7 @@ __device__ __forceinline__ void find_descales(const AttentionParams& p, const De
   work.value = C.eight_bits ? head_descale(work, d.v, d.v_batch, d.v_head) : 1.0F;
 }
 
-/// Where the descale of a key is, by block or token; `key` is below the sequence's length.
+/// Returns the address of a key's descale, by block or token; `key` is below the sequence's length.
 template <FwdConfig C, class Work>
 __device__ __forceinline__ const float* key_descale(const AttentionParams& p, const DescaleParams& d, const Work& work,
                                                     int key) {
@@ -66,8 +66,9 @@ __device__ __forceinline__ const float* key_descale(const AttentionParams& p, co
   return of_head + work.block.batch * d.k_batch + ptx::divide(token, d.tokens);
 }
 
-/// Products of int8 to those of the numbers that were quantised. With descales_rows() a row has a factor and a summand,
-/// the product of the row with the mean of K, and with descales_keys each key a factor; they lie in shared memory.
+/// Converts products of int8 to products of the original numbers. With descales_rows() each row has a factor and a
+/// summand, which is the product of the row with the mean of K. With descales_keys each key has a factor. All of them
+/// are in shared memory.
 template <FwdConfig C>
 struct Int8Scores {
   static constexpr int row_tiles = C.rows_a_warp() / 16;
@@ -76,24 +77,25 @@ struct Int8Scores {
 
   u32 memory;  // descale_bytes() of it
 
-  /// Rows of the block, and keys of a tile that is `use`-th in the ring.
+  /// Addresses of what belongs to a row of the block, and to a key of the tile that is `use`-th in the ring.
   __device__ __forceinline__ u32 row_at(int row) const { return memory + static_cast<u32>(row) * 8; }
   __device__ __forceinline__ u32 key_at(int use, int column) const {
     const u32 of_tile = static_cast<u32>(use) % C.stages * C.tile_descales();
     return memory + C.tile_q * 8 + (of_tile + static_cast<u32>(column) / C.keys_a_descale) * 4;
   }
 
-  /// Where sums of products begin. From a number of fp32 whose last binary digit is 1 on, 2^22 to either side are
-  /// numbers whose bits are integers one after another, so that a subtraction converts sums of 256 products. It is
-  /// faster than a conversion, of more products or where wgmma would want it in every register.
+  /// The initial value of sums of products. Near the float 0x4B400000, which is 1.5 · 2^23, floats are integers: up to
+  /// 2^22 to either side, adding an integer to the bits adds it to the number. So a subtraction converts sums of up to
+  /// 256 products, which is faster than a conversion instruction. The instruction is used for more products, and with
+  /// wgmma, which would need the initial value in every register.
   static constexpr int kFirst = C.products == Products::mma_sync && C.d <= 256 ? 0x4B400000 : 0;
   static __device__ __forceinline__ float number(int sum) {
     if constexpr (kFirst == 0) return __int2float_rn(sum);
     return __int_as_float(sum) - __int_as_float(kFirst);
   }
 
-  /// Products of a warp's rows and of the tile that is `use`-th in the ring to scores, or as near as the softmax's
-  /// scale wants.
+  /// Converts the products of a warp's rows and of the tile that is `use`-th in the ring to scores, up to the factors
+  /// that the softmax applies.
   template <class Work>
   __device__ __forceinline__ void convert(Scores& s, const Sums& products, const Work& work, int use, int warp_row,
                                           int lane) const {
@@ -106,8 +108,8 @@ struct Int8Scores {
     if constexpr (C.scale_first && !C.descales_rows()) s.scale(work.product);
   }
 
-  /// What 16 rows of a tile are multiplied by, in columns of eight one after another: the factors of its keys, and
-  /// those of its rows unless folds_rows().
+  /// The factors of 16 rows of a tile, for eight columns at a time, in order: the factors of keys, and those of rows
+  /// unless folds_rows().
   struct Factors {
     static constexpr bool of_rows = C.descales_rows() && !C.folds_rows();
     static constexpr bool of_each_key = C.descales_keys && C.keys_a_descale == 1;
@@ -126,7 +128,7 @@ struct Int8Scores {
         }
       }
     }
-    /// Of columns 8 · n and on.
+    /// Converts the eight columns from 8 · n on.
     __device__ __forceinline__ void convert(float (&s)[4], const int (&products)[4], int n) {
       float of_key[2];
       if constexpr (of_each_key) {
@@ -147,7 +149,8 @@ struct Int8Scores {
     }
   };
 
-  /// Of folds_rows(): what the softmax does instead for a thread's rows, and for a tile's columns that share a descale.
+  /// With folds_rows(): the factors and summands that the softmax applies instead, for a thread's rows, and for columns
+  /// of a tile that share a descale.
   __device__ __forceinline__ auto row_scale(int use, int warp_row, int lane) const {
     RowScale rows;
 #pragma unroll
@@ -161,14 +164,14 @@ struct Int8Scores {
     }
   }
 
-  /// Finds what belongs to a warp's rows, by the warp, for itself; with folds_rows() in units of log2. `q`, `q_row`:
-  /// the tile of Q in shared memory and the warp's first row there; `warp_row`: in the block. Rows that are not used
-  /// have a factor of 1.
+  /// Finds the factors and summands of a warp's rows; each warp calls this for its own. With folds_rows() they are in
+  /// units of log2. `q`, `q_row`: the tile of Q in shared memory and the warp's first row there; `warp_row`: that row's
+  /// number in the block. Rows that are not used have a descale of 1.
   template <class QTile, class Work>
   __device__ __forceinline__ void find_rows(const AttentionParams& p, const DescaleParams& d, const Work& work, u32 q,
                                             int q_row, int warp_row, int lane) const {
     constexpr int rows = C.rows_a_warp();
-    const int row = lane % rows;  // of 16 rows each has two lanes
+    const int row = lane % rows;  // with 16 rows, two lanes share a row
     const PackedRow at(work.block.first_row + warp_row + row, p.group);
     const bool is_used = at.query < work.sequence.q.length;
     float sum = 0.0F;
@@ -188,8 +191,8 @@ struct Int8Scores {
     __syncwarp();
   }
 
-  /// Descales of a tile's keys, zeros behind the end of the sequence: by `threads` threads, by cp.async. `key_of` tells
-  /// the key of a column.
+  /// Copies the descales of a tile's keys by cp.async, with zeros behind the end of the sequence; `threads` threads
+  /// call this. key_of(column): the key of a column.
   template <int threads, class Work, class KeyOf>
   __device__ __forceinline__ void copy_keys(const AttentionParams& p, const DescaleParams& d, const Work& work, int use,
                                             int thread, KeyOf key_of) const {
@@ -202,8 +205,8 @@ struct Int8Scores {
       ptx::cp_async_4_or_zeros(key_at(use, column), key_descale<C>(p, d, work, is_key ? key : 0), is_key);
     }
   }
-  /// The same by a warp, without waiting for memory in turn; behind the end any that is positive and finite, so that
-  /// what is hidden stays −∞.
+  /// The same by a warp, whose loads are in flight together. Behind the end it stores any descale that is positive and
+  /// finite, so that hidden scores stay −∞.
   template <TileWork Work>
   __device__ __forceinline__ void load_keys(const AttentionParams& p, const DescaleParams& d, const Work& work,
                                             const KvTile& tile, int use, int lane) const {
@@ -232,7 +235,7 @@ struct Int8Scores {
     return d.q[work.block.batch * d.q_batch + (work.block.head + at.head) * d.q_head + ptx::divide(token, d.tokens)];
   }
 
-  /// The product of a row of Q, as it is, with the mean of K; with 16 rows a warp of every other four columns.
+  /// Returns the product of a row of quantised Q with the mean of K; with 16 rows a warp, of every other four columns.
   template <class QTile, class Work>
   static __device__ __forceinline__ float times_mean(const AttentionParams& p, const DescaleParams& d, const Work& work,
                                                      u32 q, int row, int part) {

@@ -32,7 +32,7 @@ struct DropoutDraws {
   __device__ __forceinline__ Philox philox(u32 key, u32 row, u32 head) const {
     return {key / 16 * 4 + key % 8 / 2, row / 16 * 8 + row % 8, head_batch + head, offset, key0, key1};
   }
-  /// Which of a call's eight draws is of this value.
+  /// Returns which of a call's eight draws is that of this value.
   static __device__ __forceinline__ u32 number(u32 key, u32 row) {
     return key % 16 / 8 * 4 + row % 16 / 8 * 2 + key % 2;
   }
@@ -41,16 +41,16 @@ struct DropoutDraws {
   }
 };
 
-/// The work of a block that holds its draws.
+/// The work of a block that has DropoutDraws.
 template <class Work>
 concept DrawingWork = TileWork<Work> && requires(const Work& work) { DropoutDraws{work.dropout}; };
 
-/// A thread's two rows of a 16 x 16 fragment, as positions, with the heads that they belong to within the block.
+/// The positions of a thread's two rows of a 16 x 16 fragment, and their heads, counted from the block's first.
 struct DropoutRows {
   u32 row[2];
   u32 head[2];
 
-  /// Whether they are those of one call.
+  /// Whether one call serves both rows.
   __device__ __forceinline__ bool are_aligned(int lane) const {
     return row[0] % 16 == static_cast<u32>(lane / 4) && row[1] == row[0] + 8 && head[0] == head[1];
   }
@@ -66,7 +66,7 @@ __device__ __forceinline__ u32 kept_of_aligned_fragment(const DropoutDraws& draw
   return kept;
 }
 
-/// Likewise of any fragment.
+/// The same for any fragment.
 __device__ __forceinline__ u32 kept_of_fragment(const DropoutDraws& draws, const DropoutRows& rows, u32 key, int lane) {
   const u32 shared = key % 16 == static_cast<u32>(lane % 4 * 2) ? 4 : 1;  // values of a row that a call serves
   u32 kept = 0;
@@ -85,11 +85,11 @@ __device__ __forceinline__ u32 kept_of_fragment(const DropoutDraws& draws, const
   return kept;
 }
 
-/// What dropout asks of a configuration.
+/// What dropout requires of a configuration.
 template <class Config>
 concept DropoutConfig = requires(const Config& c) { int{c.tile_kv}; };
 
-/// The bits of 16 rows by tile_kv keys: byte k % 4 of word k / 4 is fragment k.
+/// A thread's bits of 16 rows by tile_kv keys: byte k % 4 of word k / 4 is that of fragment k.
 template <DropoutConfig auto C>
 struct KeptBits {
   static constexpr int words = divide_up(C.tile_kv, 64);
@@ -116,7 +116,7 @@ struct KeptBits {
       const int fragments = C.tile_kv / 16 - w * 4 < 4 ? C.tile_kv / 16 - w * 4 : 4;
       word[w] = 0;
       if (aligned) {
-        // Side by side, because a call is a chain of ten products.
+        // These calls are interleaved, because a call is a chain of ten products.
 #pragma unroll
         for (int k = 0; k < fragments; ++k) {
           word[w] |= kept_of_aligned_fragment(draws, rows, key_of(w * 4 + k)) << (k * 8);
@@ -130,7 +130,7 @@ struct KeptBits {
     }
   }
 
-  /// Ones where word i of fragment k, an A operand, is kept.
+  /// Returns a mask for word i of fragment k as an A operand: ones for each half that is kept.
   __device__ __forceinline__ u32 mask(int k, int i) const {
     const u32 bits = word[k / 4] >> (k % 4 * 8 + i / 2 * 4 + i % 2 * 2);
     return ((bits & 1U) != 0 ? 0x0000ffffU : 0U) | ((bits & 2U) != 0 ? 0xffff0000U : 0U);
@@ -141,7 +141,7 @@ struct KeptBits {
     return (word[k / 4] >> (k % 4 * 8 + side * 4 + i) & 1) != 0;
   }
 
-  /// Zeros what is dropped of fragment k's left (0) or right (1) tile.
+  /// Sets the dropped values of fragment k's left (0) or right (1) tile to 0.
   __device__ __forceinline__ void apply(float (&s)[4], int k, int side) const {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What cannot be told by one interval of keys for each row: tests key by key, as bits that the scores are then masked
-// with.
+// Element tests, for masks that are not one interval of keys for each row: they give bits, by which scores are then
+// masked.
 #pragma once
 
 #include "cuda/attention/scores/callables.cuh"
@@ -9,7 +9,7 @@
 
 namespace tessera::cuda {
 
-/// What tests key by key ask of a configuration: tests_elements() is whether there are any.
+/// What element tests require of a configuration; tests_elements(): whether there are any.
 template <class Config>
 concept ElementMaskConfig = requires(const Config& c) {
   int{c.d};
@@ -19,15 +19,15 @@ concept ElementMaskConfig = requires(const Config& c) {
   bool{c.tests_elements()};
 };
 
-/// Columns whose loads are in flight together, as registers allow.
+/// How many columns have their loads in flight together, as registers allow.
 template <ElementMaskConfig Config>
 constexpr int columns_tested_at_once(const Config& c) {
   if constexpr (requires { int{c.mask_columns()}; }) return c.mask_columns();
   return c.d > 192 ? 1 : 4;
 }
 
-/// The keys of a tile that a thread's two rows of a 16-row tile do not see: a word a row, whose bit 2n + i is value i
-/// of the n-th tile of 8 columns.
+/// The keys of a tile that are hidden from a thread's two rows of a 16-row tile. Each row has a word; its bit 2n + i is
+/// that of value i of the n-th tile of 8 columns.
 template <ElementMaskConfig auto C>
 struct HiddenBits {
   static constexpr int row_bits = C.tile_kv / 4;
@@ -38,30 +38,30 @@ struct HiddenBits {
 
   __device__ __forceinline__ void clear() { upper = lower = 0; }
 
-  /// `hides(half, column)` tells of a row and a column of the tile.
+  /// hides(half, column): whether a key is hidden from one of the two rows.
   template <int at_once = columns_at_once, class Hides>
   __device__ __forceinline__ void find(int lane, Hides hides) {
     clear();
     const auto test = [&](int half, int e) -> u32 {
       return hides(half, e / 2 * 8 + lane % 4 * 2 + e % 2) ? 1U << e : 0;
     };
-    if constexpr (C.list_elements) {  // a row looks into the list again and again, and keeps its last answer
+    if constexpr (C.list_elements) {  // a row at a time: its keys mostly share a block of the list
 #pragma unroll 1
       for (int e = 0; e < row_bits; ++e) upper |= test(0, e);
 #pragma unroll 1
       for (int e = 0; e < row_bits; ++e) lower |= test(1, e);
     } else {
-      // A text is long, and what it loads takes a while. What it computes of a key serves both rows.
+      // User code is long, and its loads take a while. What it computes of a key serves both rows.
 #pragma unroll at_once
       for (int e = 0; e < row_bits; ++e) {
-        if (at_once > loads_at_once && e % loads_at_once == 0) __syncwarp();  // what is loaded takes registers
+        if (at_once > loads_at_once && e % loads_at_once == 0) __syncwarp();  // keeps later loads from moving up
         upper |= test(0, e);
         lower |= test(1, e);
       }
     }
   }
 
-  /// Of all rows of the warp.
+  /// Whether all keys are hidden from all rows of the warp.
   __device__ __forceinline__ bool are_all_hidden() const {
     constexpr u32 all = 0xffffffffU >> (32 - row_bits);
     return __all_sync(0xffffffffU, (upper & lower) == all) != 0;
@@ -79,22 +79,22 @@ constexpr bool has_parts(const Config& c) {
   return false;
 }
 
-/// Whether a kernel in front has found what the mask hides.
+/// Whether an earlier kernel has computed the bits of the mask.
 template <ElementMaskConfig Config>
 constexpr bool has_mask_bits(const Config& c) {
   if constexpr (requires { bool{c.mask_bits}; }) return c.mask_bits;
   return false;
 }
 
-/// A row's view of the list, where a tile holds keys or rows of several of its tiles. Neighbours mostly share a tile:
-/// the last answer is kept.
+/// Looks up elements of a row in the list, if a tile has keys or rows of several of the list's tiles. Neighbours mostly
+/// share a tile of the list, so the last result is kept.
 struct ListedKeys {
   const ListReader& reader;
   int query_block = -1;
   int key_block = -1;
   ListClass listed = ListClass::none;
 
-  /// `key` of a segment, below its length; `query` below the sequence's.
+  /// `key`: within its segment, below its length; `query`: below the sequence's length.
   __device__ __forceinline__ ListClass find(int query, int segment, int key) {
     const int q = ptx::divide(query, reader.p.block_q);
     const int k = ptx::divide(key, reader.p.block_kv) + (segment == 0 ? 0 : reader.p.second_block);
@@ -107,14 +107,14 @@ struct ListedKeys {
   }
 };
 
-/// What the list or the user's mask hides of a block's tiles.
+/// Finds what the list or the user's mask hides of a block's tiles.
 template <ElementMaskConfig auto C, class Mask, TileWork Work>
 struct ElementMask {
   const AttentionParams& p;
   const Work& work;
 
-  /// `row`: packed, the upper of the thread's two. `Position`: the integer that the mask may compute with. Of rows and
-  /// keys beyond the ends of the sequence the bits may say anything.
+  /// `row`: the upper of the thread's two packed rows. `Position`: the integer type in which the mask may compute. Bits
+  /// of rows and keys beyond the ends of the sequence are undefined.
   template <class Position>
   __device__ __forceinline__ void find(HiddenBits<C>& hidden, int row, const KvTile& tile, int lane) const {
     if constexpr (has_mask_bits(C)) {
@@ -128,7 +128,7 @@ struct ElementMask {
       hidden.clear();
       return;
     }
-    // Of the two versions of a text the one that computes in 64 bits is the rarer one.
+    // The 64-bit version of user code is rarely used, so it is unrolled less.
     constexpr int most = HiddenBits<C>::columns_at_once;
     constexpr int at_once = sizeof(Position) == 8 && most > 4 ? 4 : most;
     hidden.template find<at_once>(lane, [&](int half, int column) -> bool {
@@ -177,7 +177,7 @@ struct ElementMask {
     return false;
   }
 
-  /// Bit 2n + i tells of column 8n + 2 · `word` + i.
+  /// Loads bits of the mask for a query: bit 2n + i is that of column 8n + 2 · `word` + i.
   __device__ __forceinline__ u32 load_bits(int query, const KvTile& tile, int word) const {
     static_assert(kMaskBlock % C.tile_kv == 0);
     const MaskBits& bits = p.list.mask_bits;

@@ -9,7 +9,7 @@ namespace tessera::cuda {
 
 enum class ExtraType : unsigned char { fp32, fp16, bf16, int32, int64, uint8 };
 
-/// Indices outside are moved to the nearest inside, whatever the problem's metadata mode: scores beyond the ends of a
+/// Indices outside of the tensor are clamped, whatever the problem's metadata mode: scores beyond the ends of a
 /// sequence are computed with the others of their tile, and dropped.
 template <ExtraType type, int rank>
 struct ExtraTensor {
@@ -29,7 +29,7 @@ struct ExtraTensor {
   static __device__ __forceinline__ i64 inside(Index index, i64 size) {
     return max(min(static_cast<i64>(index), size - 1), i64{0});
   }
-  // In 32 bits, of which each operation of 64 takes twice as many.
+  // This version computes in 32 bits, since operations on 64 bits take twice as many instructions.
   static __device__ __forceinline__ int inside(int index, i64 size) {
     constexpr i64 most = 0x7fffffff;
     return max(min(index, static_cast<int>(min(size - 1, most))), 0);

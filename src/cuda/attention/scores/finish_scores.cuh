@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// From the products Q·Kᵀ of a tile to its scores: scaled and changed where the maxima need that first, hidden ones −∞.
+// Turns the products Q·Kᵀ of a tile into scores: with scale_first scales and changes them, and sets hidden ones to −∞.
 #pragma once
 
 #include "cuda/attention/scores/callables.cuh"
@@ -12,7 +12,7 @@
 
 namespace tessera::cuda {
 
-/// What finished scores ask of a configuration.
+/// What finished scores require of a configuration.
 template <class Config>
 concept FinishConfig =
     MaskConfig<Config> && ScoreConfig<Config> && ElementMaskConfig<Config> && requires(const Config& c) {
@@ -31,16 +31,16 @@ struct FinishScores {
   int warp_row;  // first row of the warp within the block
   int lane;
 
-  /// Most tiles are seen whole; of the others most are cut by the end of the sequence or the causal mask, so that one
-  /// comparison does. `differentiates`: `derivatives`, by the scaled products, are found too; those of hidden keys hold
-  /// anything. Only for configurations with user_score.
+  /// Most tiles are fully visible. Most others are cut by the end of the sequence or the causal mask only, so that one
+  /// comparison is enough. `differentiates`: `derivatives` with respect to the scaled products are computed too; those
+  /// of hidden keys are undefined. That is only for configurations with user_score.
   template <bool differentiates = false>
   __device__ __forceinline__ void finish(Scores& s, const KvTile& tile, Scores* derivatives = nullptr) const {
     finish_with<differentiates>(s, tile, derivatives, [&](int m) { return find_hidden(m, tile); });
   }
 
-  /// What a list or the user's mask hides of rows 16 · m and on: nothing of it depends on scores. Only for
-  /// configurations with tests_elements, and tiles that are not waived.
+  /// Finds what a list or the user's mask hides of the 16 rows from 16 · m on; it does not depend on scores. Only for
+  /// configurations with tests_elements(), and tiles that are not waived.
   __device__ __forceinline__ HiddenBits<C> find_hidden(int m, const KvTile& tile) const {
     const ElementMask<C, typename User::Mask, Work> mask{p, work};
     HiddenBits<C> hidden;
@@ -51,7 +51,7 @@ struct FinishScores {
     }
     return hidden;
   }
-  /// finish() with what find_hidden() found before, of 16 rows.
+  /// finish() of 16 rows, with the result of an earlier find_hidden().
   __device__ __forceinline__ void finish(Scores& s, const KvTile& tile, const HiddenBits<C>& hidden) const {
     static_assert(row_tiles == 1);
     finish_with<false>(s, tile, nullptr, [&](int /*m*/) { return hidden; });
@@ -81,7 +81,7 @@ struct FinishScores {
     }
   }
 
-  /// Whether the callable is to compute with positions of 32 bits.
+  /// Whether the callable computes with positions of 32 bits.
   template <class Callable>
   __device__ __forceinline__ bool are_small(const KvTile& tile) const {
     if constexpr (!Callable::uses_position) return false;
@@ -93,15 +93,14 @@ struct FinishScores {
     return work.block.first_row + warp_row + m * 16 + half * 8 + lane / 4;
   }
 
-  /// Changes scores as softcap, ALiBi and a score callable want it. `Position`: the integer that the callable may
-  /// compute with.
+  /// Applies scale, softcap, score callable and ALiBi. `Position`: the integer type in which the callable may compute.
   template <class Position, bool differentiates>
   __device__ __forceinline__ void change(Scores& s, const KvTile& tile, Scores* derivatives) const {
     const int first_query = PackedRow(work.block.first_row, p.group).query;
     const int first_key = tile.first + lane % 4 * 2;
     const i64 first_position = work.sequence.segment(tile.segment).position + first_key;
-    // What texts load stays behind a barrier, because each takes registers; of the text that computes in 64 bits beside
-    // one in 32, which is the rarer one, more so.
+    // These barriers keep loads of user code from moving up, where each would take registers. The 64-bit version of
+    // code that also has a 32-bit one is rarely used, and has more of them.
     constexpr int barrier = User::Score::uses_position && sizeof(Position) == 8 ? 2 : 4;
 #pragma unroll
     for (int m = 0; m < row_tiles; ++m) {

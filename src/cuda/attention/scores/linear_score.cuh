@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Scores linear in the distance of their key and query, s + slope · (key − query), in two parts: what a tile's columns
-// differ by is added to the products, one operation each; what its first column has is added to the origins of rows.
+// Scores that are linear in the distance of key and query, s + slope · (key − query). The bias has two parts: the
+// difference of each column from the tile's first is added to the products by one FMA each; the bias of the first
+// column is subtracted from the origins of rows.
 #pragma once
 
 #include "cuda/attention/scores/callables.cuh"
@@ -11,7 +12,7 @@
 
 namespace tessera::cuda {
 
-/// What linear scores ask of a configuration.
+/// What linear scores require of a configuration.
 template <class Config>
 concept LinearScoreConfig = requires(const Config& c) {
   int{c.tile_kv};
@@ -21,10 +22,9 @@ concept LinearScoreConfig = requires(const Config& c) {
   bool{c.linear_score};
 };
 
-/// Of the two rows of a thread, which may belong to two heads. Used only with linear_score. A key's distance is counted
-/// from the query's position, moved to the nearest end of the keys if it lies outside of them: a whole number, of at
-/// most the sequence's length. How far the query was moved adds one number to all scores of its row, which
-/// finish_origins() adds once.
+/// The linear scores of a thread's two rows, which may belong to two heads. Used only with linear_score. The distance
+/// of a key is counted from the query's position, clamped to the range of the keys. So it is an integer, at most the
+/// sequence's length. The clamp changes all scores of a row by the same number, which finish_origins() adds once.
 template <LinearScoreConfig auto C, class Score>
 struct LinearScore {
   static_assert(C.segments == 1);
@@ -34,18 +34,18 @@ struct LinearScore {
   int row;     // the upper one, packed
   int lane;
 
-  /// Finds slopes and distances of a row tile's rows.
+  /// Finds the slopes and distances of a row tile's rows, and stores them to shared memory.
   template <class Work>
   __device__ __forceinline__ void begin(const Work& work) const {
     const Segment& keys = work.sequence.segment(0);
-    const int half = lane % 2;  // lanes share the two rows
+    const int half = lane % 2;  // even lanes have the upper row, odd ones the lower
     const PackedRow at(row + half * 8, p.group);
     const ScorePoint point = point_of(p, work, at, keys.position);
     const float steepness = slope_at(work, at, point) / p.scale;
     const auto ahead = static_cast<int>(keys.position - nearest(point.query, keys));
     const float others = __shfl_xor_sync(0xffffffffU, steepness, 1);
     const int others_ahead = __shfl_xor_sync(0xffffffffU, ahead, 1);
-    __syncwarp();  // all lanes have read those of the row tile before
+    __syncwarp();  // all lanes have read those of the previous row tile
     if (lane % 4 == 0) {
       const float bits[4] = {steepness, others, __int_as_float(ahead), __int_as_float(others_ahead)};
       ptx::store_shared_16(memory, bits);
@@ -53,12 +53,13 @@ struct LinearScore {
     __syncwarp();
   }
 
-  /// Adds to each product what its column is beyond the tile's first. What the first column adds, in units of log2.
-  /// Of steep rows that would round scores by too much: they lack NaN, and are to be computed again by whole().
+  /// Adds the bias of each column relative to the tile's first to the products. Returns the bias of the first column,
+  /// in units of log2. In steep rows this would round scores too much: their bias is NaN, and their scores are to be
+  /// computed again by whole().
   template <class Work, int key_tiles>
   __device__ __forceinline__ LinearShift change(const Work& work, Accumulator<1, key_tiles>& s,
                                                 const KvTile& tile) const {
-    if constexpr (C.gathers()) {  // granules that may lie far apart
+    if constexpr (C.gathers()) {  // granules may be far apart
 #pragma unroll
       for (int n = 0; n < key_tiles; ++n) {
         const int column = n * 8 + work.tiles.moved(tile, n * 8);
@@ -92,21 +93,22 @@ struct LinearScore {
     return shift;
   }
 
-  /// Which rows are steep: columns far from the nearest key would round their scores by more than 2^-24 · 4 · tile_kv.
+  /// Finds which rows are steep: the scores of their columns that are far from the nearest key would be rounded by more
+  /// than 2^-24 · 4 · tile_kv.
   __device__ __forceinline__ void find_steep(bool (&steep)[2]) const {
     const Rows rows = load();
     steep[0] = is_steep(rows, 0);
     steep[1] = is_steep(rows, 1);
   }
-  /// A product of the thread's first column + `column` to a scaled score with all of its distance added: the nearest
-  /// key's is as exact as without.
+  /// Turns a product into a scaled score with the whole bias. `column`: key of the product, relative to the thread's
+  /// first column. The score of the nearest key is as exact as without a bias.
   __device__ __forceinline__ float whole(float product, int half, int column) const {
     const Rows rows = load();
     const auto distance = static_cast<float>(rows.ahead[half] + column);
     return __fmaf_rn(product, p.scale * kLog2E, __fmul_rn(slope(rows, half), distance));
   }
 
-  /// Adds to origins what the query's distance from its nearest key adds to scores, after the row tile's last keys.
+  /// Adds the bias of the query's distance from its nearest key to the origins, after the row tile's last keys.
   template <class Work, class Softmax>
   __device__ __forceinline__ void finish_origins(const Work& work, Softmax& softmax) const {
     const Rows rows = load();
@@ -120,7 +122,7 @@ struct LinearScore {
 
  private:
   struct Rows {
-    float steepness[2];  // slope / scale: what a key further adds to a product
+    float steepness[2];  // slope / scale: what each further key adds to a product
     int ahead[2];        // distance of the thread's first column in a tile that begins at key 0
   };
   __device__ __forceinline__ Rows load() const {
@@ -134,9 +136,9 @@ struct LinearScore {
     return rows.steepness[half] * (p.scale * kLog2E);
   }
   __device__ __forceinline__ bool is_steep(const Rows& rows, int half) const {
-    return !(fabsf(slope(rows, half)) <= 4.0F * kLog2E);  // nor NaN
+    return !(fabsf(slope(rows, half)) <= 4.0F * kLog2E);  // true for NaN, too
   }
-  /// Of ALiBi, where no query sees a key after it, or of the text.
+  /// Returns the slope of ALiBi, for which no query may see a later key, or that of the user's text.
   template <class Work>
   __device__ __forceinline__ float slope_at(const Work& work, const PackedRow& at, const ScorePoint& point) const {
     if constexpr (C.alibi) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// From products q·k to scores in units of log2(e), in the order scale, softcap, score callable, ALiBi.
+// Turns products q·k into scores times log2(e), in the order scale, softcap, score callable, ALiBi.
 #pragma once
 
 #include "cuda/ptx/math.cuh"
@@ -8,7 +8,7 @@
 
 namespace tessera::cuda {
 
-/// What scores ask of a configuration.
+/// What scores require of a configuration.
 template <class Config>
 concept ScoreConfig = requires(const Config& c) {
   Softcap{c.softcap};
@@ -16,11 +16,11 @@ concept ScoreConfig = requires(const Config& c) {
   bool{c.alibi};
 };
 
-/// cap · tanh(score / cap). With u = score / cap:
-/// exponential: tanh(u) = 1 − 2 / (1 + e^2u), which cancels: it is off by a rounding of the cap, whatever the score.
-/// rational: tanh(u) / u is a rational function of u² below |u| = 8, the nearest in relative error (1.5e-7), and from
-/// there on tanh is 1 (2.3e-7). At most 9 ulp, 6.3e-7 of the score, with all roundings, for every cap and score (18
-/// caps from 1e-45 to 3.4e38, a million scores each; `reciprocal` off by 1 ulp either way).
+/// Returns cap · tanh(score / cap). With u = score / cap:
+/// exponential: tanh(u) = 1 − 2 / (1 + e^2u). Cancellation makes it off by a rounding of the cap, whatever the score.
+/// rational: below |u| = 8, tanh(u) / u is the rational function of u² that is nearest in relative error (1.5e-7); from
+/// there on tanh is 1 (2.3e-7). With all roundings the result is off by at most 9 ulp, 6.3e-7 of the score, for every
+/// cap and score (18 caps from 1e-45 to 3.4e38, a million scores each; `reciprocal` off by 1 ulp either way).
 template <Softcap form>
 __device__ __forceinline__ float capped(float score, const SoftcapParams& cap) {
   if constexpr (form == Softcap::exponential) {
@@ -40,16 +40,16 @@ __device__ __forceinline__ float capped(float score, const SoftcapParams& cap) {
   return fabsf(score) >= cap.saturated ? copysignf(cap.cap, score) : inside;  // a NaN stays a NaN
 }
 
-/// The derivative of capped(): 1 − tanh², of which nothing cancels: 4·e / (1 + e)² with e = exp(−2·|u|).
+/// The derivative of capped(): 1 − tanh², computed without cancellation as 4·e / (1 + e)² with e = exp(−2·|u|).
 __device__ __forceinline__ float capped_derivative(float score, const SoftcapParams& cap) {
   const float e = ptx::exp2(-fabsf(score) * cap.exponent);
   const float inverse = ptx::reciprocal(1.0F + e);
   return 4.0F * e * inverse * inverse;
 }
 
-/// One score, in its own units; `distance` is |position of the query − position of the key|, `point` gives the
-/// ScorePoint, `Position` the integer that a callable may compute with. The forward and tile_mass.cuh are to find the
-/// same bits, so that no rounding but that of a callable's text is left to the compiler.
+/// Returns one score, in natural units. `distance`: |position of the query − position of the key|; point(): the
+/// ScorePoint; `Position`: the integer type in which a callable may compute. The forward and tile_mass.cuh must compute
+/// the same bits, so that only roundings within a callable's text are left to the compiler.
 template <ScoreConfig auto C, class Score, class Position, class Point>
 __device__ __forceinline__ float natural_score_of(float product, const AttentionParams& p, float slope, float distance,
                                                   Point point) {
@@ -60,7 +60,8 @@ __device__ __forceinline__ float natural_score_of(float product, const Attention
   return score;
 }
 
-/// Its derivative by scale · product. Only for configurations with user_score; ALiBi's is 1.
+/// Returns the derivative of natural_score_of() with respect to scale · product. Only for configurations with
+/// user_score; ALiBi's share is 1.
 template <ScoreConfig auto C, class Score, class Position, class Point>
 __device__ __forceinline__ float score_derivative_of(float product, const AttentionParams& p, Point point) {
   float score = __fmul_rn(product, p.scale);
@@ -72,7 +73,7 @@ __device__ __forceinline__ float score_derivative_of(float product, const Attent
   return derivative * Score::template derivative<Position>(score, point(), p.extras);
 }
 
-/// natural_score_of() in units of log2(e). Only for configurations with scale_first.
+/// natural_score_of() times log2(e). Only for configurations with scale_first.
 template <ScoreConfig auto C, class Score, class Position, class Point>
 __device__ __forceinline__ float score_of(float product, const AttentionParams& p, float slope, float distance,
                                           Point point) {

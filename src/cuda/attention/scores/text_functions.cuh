@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the texts of traced Python functions call (python/tessera/expressions/cuda_text.py). Their integers are `int`
-// where no result leaves 32 bits, which the writer of the text has made sure of, else `i64`, which wraps.
+// Functions that the texts of traced Python functions call (python/tessera/expressions/cuda_text.py). Integers are
+// `int` if no result exceeds 32 bits, which the writer of the text has made sure of; otherwise `i64`, which wraps.
 #pragma once
 
 #include "cuda/attention/scores/score.cuh"
@@ -30,28 +30,28 @@ template <class Integer>
 __device__ __forceinline__ Integer magnitude(Integer a) {
   return a < 0 ? negated(a) : a;
 }
-/// `bits`: 0 to 63, of an int to 31.
+/// `bits`: 0 to 63; for an int, 0 to 31.
 template <class Integer>
 __device__ __forceinline__ Integer shifted_left(Integer a, Integer bits) {
   if constexpr (sizeof(Integer) == 4) return static_cast<Integer>(static_cast<u32>(a) << bits);
   return static_cast<Integer>(static_cast<u64>(a) << bits);
 }
 
-/// a / b rounded to −∞; 0 for b = 0. The quotient of the smallest integer and −1 wraps.
+/// a / b rounded towards −∞; 0 for b = 0. The quotient of the smallest integer and −1 wraps.
 template <class Integer>
 __device__ __forceinline__ Integer quotient_down(Integer a, Integer b) {
   if (b == 0) return 0;
   if (b == -1) return negated(a);
   return a / b - (a % b != 0 && (a < 0) != (b < 0) ? 1 : 0);
 }
-/// What quotient_down() leaves: a − quotient · b; 0 for b = 0.
+/// The remainder of quotient_down(), a − quotient · b; 0 for b = 0.
 template <class Integer>
 __device__ __forceinline__ Integer remainder_down(Integer a, Integer b) {
   if (b == 0 || b == -1) return 0;
   return a % b + (a % b != 0 && (a < 0) != (b < 0) ? b : 0);
 }
 
-/// The same for b > 0 and, of ints, a ≥ −multiple · b, so that a division without signs does.
+/// The same for b > 0 and, with ints, a ≥ −multiple · b, so that an unsigned division is enough.
 template <int multiple, class Integer>
 __device__ __forceinline__ Integer quotient_of_raised(Integer a, Integer b) {
   if constexpr (sizeof(Integer) == 4) {
@@ -67,15 +67,15 @@ __device__ __forceinline__ Integer remainder_of_raised(Integer a, Integer b) {
   return remainder_down(a, b);
 }
 
-/// The nearest float; an int lies within ±2^22. 1.5 · 2^23 + x has the bits of 1.5 · 2^23 and x as their sum, and both
-/// are exact. A conversion takes twice as long or more.
+/// The nearest float; an int must be within ±2^22. Adding x to the bits of 1.5 · 2^23 gives the float 1.5 · 2^23 + x,
+/// and the subtraction is exact. A conversion takes twice as long or more.
 template <class Integer>
 __device__ __forceinline__ float float_of_small(Integer x) {
   if constexpr (sizeof(Integer) == 4) return __fadd_rn(__int_as_float(x + 0x4B400000), -12582912.0F);
   return static_cast<float>(x);
 }
 
-/// What a text returns for score + slope · (key − query) if the slope follows from none of the three: kernels may then
+/// A text returns this for score + slope · (key − query), if the slope depends on none of the three. Kernels may then
 /// ask for the slope alone, with AskedSlope for the score.
 template <class Integer>
 __device__ __forceinline__ float linear_score(float score, float slope, Integer key_less_query) {
@@ -90,7 +90,7 @@ __device__ __forceinline__ Slope linear_score(AskedSlope /*score*/, float slope,
   return {slope};
 }
 
-/// At most 9 units in the last place off, as a softcap is.
+/// Off by at most 9 ulp, like a softcap.
 __device__ __forceinline__ float tanh_of(float x) { return capped<Softcap::rational>(x, SoftcapParams(1.0F)); }
 
 }  // namespace tessera::cuda

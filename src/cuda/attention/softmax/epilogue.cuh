@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// From sums to outputs: O divided by its row sums (and the sink), the LSE; rows past the used length become 0 and −∞.
-// For masses of tiles the sums themselves.
+// The epilogue: divides O by its row sums (with the sink) and stores O and the LSE. Rows past the used length get 0 and
+// −∞. For masses of tiles it also stores the sums.
 #pragma once
 
 #include "cuda/attention/scores/score.cuh"
@@ -13,7 +13,7 @@
 
 namespace tessera::cuda {
 
-/// What the epilogue asks of a configuration.
+/// What the epilogue requires of a configuration.
 template <class Config>
 concept EpilogueConfig = RowTileConfig<Config> && requires(const Config& c) {
   Element{c.output};
@@ -32,10 +32,11 @@ struct Epilogue {
   const FwdParams& p;
   const Block& block;
   const Sequence& sequence;
-  u32 memory;  // shared, for o of the whole block
+  u32 memory;  // shared memory for O of the whole block
   int thread;
 
-  /// Rows from the block's first to the end of the tensor's, and to the end of the sequence's; beyond are no keys.
+  /// How many rows, from the block's first on, the sequence has memory for (rows), and uses (used_rows). Rows past the
+  /// used ones see no keys.
   __device__ __forceinline__ int rows() const {
     return static_cast<int>(sequence.q.capacity * p.group.value) - block.first_row;
   }
@@ -61,11 +62,11 @@ struct Epilogue {
     return rows_of(params.o_residual, 1, params.o_residual_strides, 0);
   }
 
-  /// `out`: outputs(), which who has time has found out.
+  /// `out`: outputs(), which the caller may have computed earlier.
   template <class Online>
   __device__ __forceinline__ void store(Output& o, const Online& softmax, const PackedRows& out) const {
     float sums[row_tiles][2];
-    float shares[row_tiles][2];  // of which O's are parts
+    float shares[row_tiles][2];  // what O is divided by
 #pragma unroll
     for (int m = 0; m < row_tiles; ++m) {
 #pragma unroll
@@ -88,7 +89,7 @@ struct Epilogue {
     }
   }
 
-  /// Stores a tile of rows that see no key, where no masses are wanted. By a warp.
+  /// Stores the outputs of a row tile that sees no key, if no masses are wanted. A whole warp calls this.
   __device__ __forceinline__ void store_empty() const {
     constexpr int output_bytes = bytes_of(C.output);
     const int lane = thread % 32;
@@ -112,7 +113,7 @@ struct Epilogue {
     }
     store_empty_lse();
   }
-  /// Of these rows the LSE alone, which tells who merges splits that the rest is not to be read.
+  /// Stores only the LSE of these rows. It tells the merge of splits not to read the rest.
   __device__ __forceinline__ void store_empty_lse() const {
 #pragma unroll 1
     for (int row = thread % 32; p.lse != nullptr && row < min(rows(), C.tile_q); row += 32) {
@@ -123,7 +124,7 @@ struct Epilogue {
  private:
   using OfRows = float[row_tiles][2];
 
-  // What they hold may be NaN.
+  // Clears unused rows, which may hold NaN.
   __device__ __forceinline__ void clear_unused(Output& o, OfRows& sums) const {
 #pragma unroll
     for (int m = 0; m < row_tiles; ++m) {
@@ -217,7 +218,8 @@ struct Epilogue {
     }
   }
 
-  // From registers: the four lanes that share a row exchange 16 bits for each tile, so that each has 8 columns.
+  // Stores from registers. The four lanes of a row exchange 16 bits for each tile, so that each has all 8 columns of
+  // one tile of every four.
   __device__ __forceinline__ void store_residual(const Output& o) const {
     static_assert(bytes_of(C.output) == 2);
     const PackedRows residual = residuals();
@@ -243,7 +245,8 @@ struct Epilogue {
     }
   }
 
-  // Shared memory holds the next rows already. Four lanes that share a row exchange words, so that each has 8 columns.
+  // Stores from registers, because shared memory already holds the next rows of Q. The four lanes of a row exchange
+  // words, so that each has all 8 columns of one tile of every four.
   __device__ __forceinline__ void store_from_registers(const Output& o, const PackedRows& out) const {
     const int part = thread % 4;
 #pragma unroll
@@ -266,7 +269,7 @@ struct Epilogue {
     }
   }
 
-  // Through shared memory, so that whole rows leave 16 bytes a thread.
+  // Stores through shared memory, so that threads store 16 bytes each and whole rows together.
   __device__ __forceinline__ void store_16_bit(const Output& o, const PackedRows& out) const {
     using Tile = SharedTile<C.output, C.tile_q, C.dv>;
 #pragma unroll

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Values that are not finite. The products with V add 0 · v for every hidden key, which is NaN where v is NaN or
-// infinite. So in the tiles that may hide keys zeros stand for such values; a block that met any adds them in the end,
-// to the outputs of the rows that see them. Rows of a tile behind the end of a sequence become zeros too, and no row
-// sees them.
+// Values of V that are not finite. P·V adds 0 · v for every hidden key, which is NaN if v is NaN or infinite. So in
+// tiles that may hide keys such values are replaced by zeros. A block that has replaced any adds them at the end to the
+// outputs of the rows that see them. Rows of a tile behind the end of a sequence are treated alike, but no row sees
+// them.
 #pragma once
 
 #include "cuda/attention/kv/kv_source.cuh"
@@ -25,17 +25,17 @@ __device__ __forceinline__ bool is_finite(u32 bits) {
   return (bits & infinity) != infinity;
 }
 
-/// Two values, or four of 8 bits, with zeros for what is not finite.
+/// Returns two values, or four of 8 bits, with zeros in place of those that are not finite.
 template <Element type>
 __device__ __forceinline__ u32 finite_of(u32 pair) {
   if constexpr (has_eight_bits(type)) return pair & ~((non_finite_bytes<type>(pair) >> 7) * 0xFFU);
   return (is_finite<type>(pair) ? pair & 0xFFFF : 0) | (is_finite<type>(pair >> 16) ? pair & 0xFFFF0000 : 0);
 }
 
-/// Looks at many values and tells whether one of them was not finite.
+/// Tests many values: passed() tells whether all of them were finite.
 template <Element type>
 struct FiniteTest {
-  u32 sums[4] = {};  // of 0 · v: NaN where a v is not finite; of 8 bits flags
+  u32 sums[4] = {};  // sums of 0 · v, NaN if a v is not finite; with 8 bits flags
 
   __device__ __forceinline__ void look_at(const u32 (&value)[4]) {
 #pragma unroll
@@ -53,8 +53,9 @@ struct FiniteTest {
   }
 };
 
-/// Replaces values of a tile in shared memory, by `threads` threads, while nobody else uses it. Returns whether this
-/// thread replaced any value of a key: rows from keys() on lie behind the end of the sequence, and nobody sees them.
+/// Replaces values that are not finite by zeros in a tile in shared memory. `threads` threads call this while nobody
+/// else uses the tile. Returns whether this thread has replaced a value of a key. Rows from keys() on do not count:
+/// they are behind the end of the sequence, and no row sees them.
 template <Element type, class Tile, int threads, class Keys>
 __device__ __forceinline__ bool replace_values(u32 tile, int thread, Keys keys) {
   constexpr int step_bytes = threads * kChunkBytes;
@@ -85,20 +86,20 @@ __device__ __forceinline__ bool replace_values(u32 tile, int thread, Keys keys) 
   return non_finite;
 }
 
-/// What replaced values ask of a configuration.
+/// What replaced values require of a configuration.
 template <class Config>
 concept ReplacingConfig = EpilogueConfig<Config> && SourceConfig<Config> && MaskConfig<Config> &&
                           ElementMaskConfig<Config> && requires(const Config& c) { int{c.segments}; };
 
-/// Of V, as it lies in memory.
+/// The type of V in memory.
 template <ReplacingConfig auto C>
 constexpr Element value_type() {
   if constexpr (requires { C.v_type(); }) return C.v_type();
   return C.type;
 }
 
-/// The values that a block replaced, added to the outputs that see them. Rare, so in plain loops. `work`: with dropout
-/// DrawingWork too; of a list's tiles those that collect() leaves readable.
+/// Adds the values that a block has replaced to the outputs of the rows that see them. That is rare, so the loops are
+/// simple. `work`: with dropout a DrawingWork, too; with a list, collect() makes its tiles readable.
 template <ReplacingConfig auto C, class Mask, HidingWork Work>
 struct ReplacedValues {
   static constexpr Element kType = value_type<C>();
@@ -109,7 +110,7 @@ struct ReplacedValues {
   int warp_row;  // first row of the warp within the block
   int lane;
 
-  /// After the outputs are stored; a warp has its own rows.
+  /// Each warp calls this for its own rows, after the outputs are stored.
   __device__ __forceinline__ void add_to_outputs() const {
     __syncwarp();
 #pragma unroll 1
@@ -121,7 +122,7 @@ struct ReplacedValues {
       for (int column = lane; column < round_up(C.tile_kv, 32); column += 32) add(tile, column);
     }
   }
-  // Those of 32 keys, each looked through by a lane.
+  // Adds those of 32 keys; each lane searches the values of one.
   __device__ __forceinline__ void add(const KvTile& tile, int column) const {
     const bool is_key = column < work.keys_of(tile);
     const int key = is_key ? work.tiles.key(tile, column) : 0;
@@ -152,7 +153,8 @@ struct ReplacedValues {
     return test.passed();
   }
 
-  // Adds what is not finite of the keys of `keys`, a lane's each, to the outputs of a row; `values`: of this lane's.
+  // Adds the values of some keys that are not finite to the outputs of a row. `keys`: a bit for each lane whose key is
+  // one of them; `values`: the address of this lane's key.
   __device__ __forceinline__ void spoil(int row, u32 keys, const char* values) const {
     char* out = epilogue.outputs().writable(row);
 #pragma unroll 1
@@ -170,7 +172,7 @@ struct ReplacedValues {
       if (sums[0] != 0.0F || sums[1] != 0.0F) add_pair(out + dim * bytes_of(C.output), sums);
     }
   }
-  /// Elements `dim` and dim + 1 of a key's values, where they are finite 0.
+  /// Loads elements dim and dim + 1 of a key's values, with zeros in place of finite ones.
   static __device__ __forceinline__ void load_non_finite(float (&value)[2], const char* values, int dim) {
     if constexpr (has_eight_bits(kType)) {
       const u32 bytes = reinterpret_cast<const unsigned short*>(values)[dim / 2];

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What rounding O to 16 bits loses, as signed bytes: in steps of 1/254 of the spacing of O's type at the rounded value
-// (docs/semantics.md, section 6). Beside values that are not finite a byte means nothing.
+// The residual of O: what rounding it to 16 bits loses, as signed bytes, in steps of 1/254 of the spacing of O's type
+// at the rounded value (docs/semantics.md, section 6). The byte of a value that is not finite is undefined.
 #pragma once
 
 #include "cuda/ptx/convert.cuh"
@@ -8,10 +8,10 @@
 
 namespace tessera::cuda {
 
-inline constexpr float kResidualSteps = 254.0F;  // of a spacing, half of which is the largest residual
+inline constexpr float kResidualSteps = 254.0F;  // steps in a spacing; the largest residual is half a spacing
 
-/// Binary digits of the type's fraction, and the biased exponent of fp32 below which the spacing stays as it is. That
-/// of bf16 is no smaller than 2^-126, so that it and its reciprocal are normal numbers.
+/// digits: bits of the type's fraction; least: the biased exponent of fp32 below which the spacing is constant. The
+/// spacing of bf16 is at least 2^-126, so that it and its reciprocal are normal numbers.
 template <Element type>
 struct ResidualFormat {
   static_assert(type == Element::bf16 || type == Element::fp16);
@@ -31,7 +31,7 @@ struct ResidualFormat {
   }
 };
 
-/// The bytes of two neighbouring columns of O, the first in the low one of 16 bits.
+/// Returns the bytes of two neighbouring columns of O; the first is the low byte of 16 bits.
 template <Element type>
 __device__ __forceinline__ u32 residual_pair(float first, float second) {
   float rounded[2];
@@ -41,7 +41,7 @@ __device__ __forceinline__ u32 residual_pair(float first, float second) {
   return __byte_perm(static_cast<u32>(low), static_cast<u32>(high), 0x0040);
 }
 
-/// Adds what rounding 8 neighbouring columns lost; `from`: their bytes, aligned to 8.
+/// Adds the residuals of 8 neighbouring columns; `from`: their bytes, aligned to 8.
 template <Element type>
 __device__ __forceinline__ void add_residual(float (&rounded)[8], const signed char* from) {
   const uint2 bytes = *reinterpret_cast<const uint2*>(from);

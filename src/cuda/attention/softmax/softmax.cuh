@@ -20,20 +20,20 @@ __device__ __forceinline__ float quad_sum(float x) {
   return x + __shfl_xor_sync(0xffffffffU, x, 2);
 }
 
-/// `slack_bits`: probabilities may be up to 2^slack_bits. 2^15 is a number of fp16 too; bf16 has the range of fp32, of
-/// which products with V want the rest. `rounded_sums`: P is also summed as it is rounded. `offset_bits`: origins are
-/// raised to as much below the maximum, as of few bits P has more range above 1 than below; or above it, where scores
-/// are expected to go on to rise.
+/// `slack_bits`: probabilities may be up to 2^slack_bits. fp16 has 2^15, too; bf16 has the range of fp32, of which the
+/// products with V need a part. `rounded_sums`: rounded P is summed too. `offset_bits`: origins are raised to so many
+/// bits below the maximum, because P of few bits has more range above 1 than below. If it is negative, they are raised
+/// above the maximum, because scores are expected to rise further.
 template <int row_tiles, int slack_bits = 15, bool rounded_sums = false, int offset_bits = 0>
 struct Softmax {
   static constexpr float kSlack = slack_bits;
   static constexpr float kLowest = -3.4028234e38F;
 
-  // What probabilities are relative to, in units of log2: near the largest score so far. Before the first key the
-  // lowest finite number, relative to which a hidden score, −∞, still gives 0.
+  // The exponent to which probabilities are relative, in units of log2: near the largest score so far. Before the first
+  // key it is the lowest finite number, so that a hidden score, −∞, still gives 0.
   float origin[row_tiles][2];
   float sum[row_tiles][2];      // of this thread's columns
-  float rounded[row_tiles][2];  // likewise, of P as it is multiplied by V; only with rounded_sums
+  float rounded[row_tiles][2];  // likewise, of P as rounded for P·V; only with rounded_sums
 
   __device__ __forceinline__ void clear() {
 #pragma unroll
@@ -47,15 +47,15 @@ struct Softmax {
     }
   }
 
-  /// What raised origins ask of O.
+  /// The factors of O that raised origins require.
   struct Rescale {
     float factor[row_tiles][2];
     bool needed;  // by any row of the warp
   };
 
   /// Raises the origins to the maxima of new scores and rescales sums, but only for rows whose maximum rose by more
-  /// than their slack: probabilities up to 2^kSlack lose no precision, and rescaling O is most of this step. `scale`: a
-  /// score's factor to log2.
+  /// than their slack: probabilities up to 2^kSlack lose no precision, and rescaling O is most of the cost of this
+  /// step. `scale`: a factor that turns scores into units of log2.
   template <int key_tiles, class Shift = NoShift>
   __device__ __forceinline__ Rescale raise(const Accumulator<row_tiles, key_tiles>& s, float scale,
                                            const float (&slack)[2] = {kSlack, kSlack}, const Shift& shift = {}) {
@@ -66,7 +66,7 @@ struct Softmax {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const float highest = quad_maximum(highest_scaled(s, m, half, scale, shift));
-        // Rounded down: of large scores the sum nearest to it might let a probability of 2^16 pass.
+        // Rounded down: with large scores, rounding to nearest might allow a probability of 2^16.
         const bool rises = highest > __fadd_rd(origin[m][half], slack[half]);
         const float raised = highest - static_cast<float>(offset_bits);
         rescale.factor[m][half] = rises ? ptx::exp2(origin[m][half] - raised) : 1.0F;
@@ -108,7 +108,7 @@ struct Softmax {
     static_assert(row_tiles == 1);
     return __any_sync(0xffffffffU, origin[0][0] == kLowest || origin[0][1] == kLowest) != 0;
   }
-  /// raise() of these rows alone, so that no row's origin follows from another's.
+  /// raise() for these rows alone, so that the origin of a row does not depend on other rows.
   template <int key_tiles, class Shift = NoShift>
   __device__ __forceinline__ Rescale raise_first(const Accumulator<1, key_tiles>& s, float scale,
                                                  const Shift& shift = {}) {
@@ -129,22 +129,23 @@ struct Softmax {
     }
   }
 
-  /// Whether any row's probabilities that came since `before` are so many, or so large, that its origin was too low:
-  /// each is at most 2^kSlack where this says no.
+  /// Whether any row's sum has grown so much since `before` that its origin was too low. If not, each new probability
+  /// is at most 2^kSlack.
   __device__ __forceinline__ bool overshoots(const float (&before)[2]) const {
     static_assert(row_tiles == 1);
     const float most = fmaxf(sum[0][0] - before[0], sum[0][1] - before[1]);
     return __any_sync(0xffffffffU, most > kMostSum) != 0;
   }
   static constexpr auto kMostSum = static_cast<float>(1 << slack_bits);
-  // As little as the range of P allows, so that scores that go on to rise seldom overshoot again. In e4m3, whose
-  // smallest number is 2^-9, 32 equal probabilities are 1 then. Where origins are raised above the maximum, as there.
+  // follow() leaves sums of about 2^followed_bits: as little as the range of P allows, so that scores that rise further
+  // seldom overshoot again. With e4m3, whose smallest number is 2^-9, 32 equal probabilities are then 1. With negative
+  // offset_bits the sums are about what raise() makes of a maximum.
   static constexpr bool leaves_more = offset_bits < 0;
   static constexpr float followed_bits = offset_bits > 0 ? 5.0F : leaves_more ? offset_bits : 15.0F - kSlack;
 
-  /// Raises the origins of rows that overshoot, so that what came since `before` is of about 2^followed_bits, and
-  /// divides sums and `s`, the probabilities that came, by that power of two, which rounds none of them; no row's
-  /// follow from another's.
+  /// Raises the origins of rows that overshoot, so that what was added since `before` is about 2^followed_bits. Divides
+  /// the sums and `s`, the new probabilities, by the same power of two, which does not round. No row depends on
+  /// another.
   template <int key_tiles>
   __device__ __forceinline__ void follow(const float (&before)[2], Accumulator<1, key_tiles>& s, Rescale& rescale) {
     if (!rescale.needed) rescale.factor[0][0] = rescale.factor[0][1] = 1.0F;
@@ -157,7 +158,7 @@ struct Softmax {
       float left = origin[0][half] - raised;
       origin[0][half] = raised;
 #pragma unroll
-      for (int step = 0; step < (leaves_more ? 2 : 1); ++step) {  // two factors, as one below 2^-126 would be 0
+      for (int step = 0; step < (leaves_more ? 2 : 1); ++step) {  // two factors, because one below 2^-126 would be 0
         if (step > 0 && __any_sync(0xffffffffU, left < 0.0F) == 0) break;
         const float now = leaves_more ? fmaxf(left, -100.0F) : left;
         left -= now;
@@ -174,26 +175,26 @@ struct Softmax {
     }
   }
 
-  /// Whether what came since `before` is so large that follow() may not divide it.
+  /// Whether any row's sum has grown so much since `before` that follow() may not divide it.
   __device__ __forceinline__ bool overflows(const float (&before)[2]) const {
     static_assert(row_tiles == 1);
     return __any_sync(0xffffffffU, fmaxf(sum[0][0] - before[0], sum[0][1] - before[1]) > kMostFollowed) != 0;
   }
-  /// The same of one row.
+  /// The same for one row.
   __device__ __forceinline__ bool overflows(const float (&before)[2], int half) const {
     return quad_maximum(sum[0][half] - before[half]) > kMostFollowed;
   }
-  // By it and 2^15 the reciprocal is still a normal number; two factors divide all finite sums.
+  // The reciprocal of 2^15 times this is still a normal number. Two factors can divide all finite sums.
   static constexpr float kMostFollowed = leaves_more ? 3.0e38F : 1.0e30F;
 
-  /// Rows of which what came since `before` is too large to be divided, and those of a thread's two that `also` names:
-  /// `restore`, which is told which they are, makes scores of their `s` again, and these become probabilities relative
-  /// to their maxima, or to their origins if these are higher.
+  /// Computes the probabilities of a row again if its sum has grown too much since `before` for follow(), or if `also`
+  /// selects it of a thread's two. restore(which) puts the scores of these rows into `s` again. They become
+  /// probabilities relative to their maxima, or to their origins if these are higher.
   template <int key_tiles, class Restore>
   __device__ __forceinline__ void exponentiate_again(float (&before)[2], const bool (&also)[2],
                                                      Accumulator<1, key_tiles>& s, float scale, Rescale& rescale,
                                                      Restore restore) {
-    bool which[2] = {overflows(before, 0), overflows(before, 1)};  // by all lanes
+    bool which[2] = {overflows(before, 0), overflows(before, 1)};  // all lanes take part
     which[0] = which[0] || also[0];
     which[1] = which[1] || also[1];
     restore(which);
@@ -227,8 +228,8 @@ struct Softmax {
     }
   }
 
-  /// Takes back what came since `before`. `slack`: with which rows' origins are to be raised then, those that overflow
-  /// to their maxima; no other row may change.
+  /// Takes back what was added to the sums since `before`. Sets `slack` for the raise() that follows: rows that
+  /// overflow raise their origins to their maxima, and other rows must not change.
   __device__ __forceinline__ void take_back(const float (&before)[2], float (&slack)[2]) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -237,12 +238,12 @@ struct Softmax {
     }
   }
 
-  /// One 16 x 8 tile of scores to probabilities. tile_mass.cuh counts on every rounding, so that none is left to the
-  /// compiler.
+  /// Turns a 16 x 8 tile of scores into probabilities. tile_mass.cuh relies on every rounding, so that none is left to
+  /// the compiler.
   __device__ __forceinline__ void exponentiate(int m, float (&s)[4], float scale) {
     exponentiate(m, s, {scale, scale}, origin[m]);
   }
-  /// Relative to other origins, with scales of the two rows.
+  /// The same, relative to given origins and with a scale for each of the two rows.
   __device__ __forceinline__ void exponentiate(int m, float (&s)[4], const float (&scales)[2],
                                                const float (&origins)[2]) {
 #pragma unroll
@@ -252,7 +253,7 @@ struct Softmax {
     }
   }
 
-  /// Adds 16 keys' probabilities as they are multiplied by V, an A operand.
+  /// Adds the rounded probabilities of 16 keys, `p`, an A operand.
   template <Element type>
   __device__ __forceinline__ void add_rounded(int m, const u32 (&p)[4]) {
     static_assert(rounded_sums);
@@ -264,7 +265,8 @@ struct Softmax {
     }
   }
 
-  /// 16 keys' probabilities as two A operands, `p` rounded and `rest` what that leaves, and adds both to the sums.
+  /// Splits the probabilities of 16 keys into two A operands: `p`, which is rounded, and `rest`, the remainder. Adds
+  /// both to the rounded sums.
   template <Element type>
   __device__ __forceinline__ void split(int m, const float (&left)[4], const float (&right)[4], u32 (&p)[4],
                                         u32 (&rest)[4]) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Both products of a warp's rows and a tile of keys in shared memory, by mma.sync.
+// The two products of a warp's rows with a tile of keys and values in shared memory, by mma.sync.
 #pragma once
 
 #include "cuda/attention/scores/descales.cuh"
@@ -22,7 +22,7 @@ struct WarpProducts {
   using Output = Accumulator<row_tiles, C.dv / 8>;
   using Queries = Rows<QTile, row_tiles, C.q_kept / depth_of_product(C.q_type()), C.eight_bits>;
 
-  /// S = Q·Kᵀ, of int8 in integers.
+  /// S = Q·Kᵀ; with int8 in integers.
   static __device__ __forceinline__ void find_scores(Products& s, const Queries& q, u32 k_at, int lane) {
     s.clear(first_sum());
     const u32 keys = keys_address<KTile>(k_at, lane);
@@ -49,8 +49,8 @@ struct WarpProducts {
     }
   }
 
-  /// O += P·V. The exponentials of 16 keys run beside the products of the 16 before; P's fragments are rounded from the
-  /// scores' in place. `warp_row`: first row of the warp within the block.
+  /// O += P·V. The exponentials of 16 keys overlap the products of the 16 keys before. Fragments of P are packed from
+  /// those of S in place. `warp_row`: first row of the warp within the block.
   template <TileWork Work, class Online>
   static __device__ __forceinline__ void add_values(const AttentionParams& p, const Work& work, int warp_row, int lane,
                                                     const KvTile& tile, u32 v_at, Output& o, Scores& s,

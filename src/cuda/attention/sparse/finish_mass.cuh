@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Masses of tiles from the sums of their row tiles, and the list of those above the threshold. One warp takes a query
-// block of one head.
+// Computes the masses of tiles from the sums of their row tiles, and the list of those above the threshold. One warp
+// takes a query block of one head.
 #pragma once
 
 #include "cuda/attention/kv/sequence.cuh"
@@ -9,7 +9,7 @@
 
 namespace tessera::cuda {
 
-/// Grid: x query blocks, y query heads, z batch; one warp.
+/// The grid is (query blocks, query heads, sequences); a thread block is one warp.
 __device__ __forceinline__ void finish_mass(const AttentionParams& p, const MassParams& mass) {
   const int lane = static_cast<int>(threadIdx.x);
   const auto query_block = static_cast<int>(blockIdx.x);
@@ -42,7 +42,7 @@ __device__ __forceinline__ void finish_mass(const AttentionParams& p, const Mass
     }
     count += __popc(bits);
   }
-  if (mass.next_counts == nullptr) return;  // indices of no key block have no address
+  if (mass.next_counts == nullptr) return;  // without key blocks, next_indices has no address
   for (int entry = count + lane; entry < mass.key_blocks; entry += 32) {
     mass.next_indices[offset(mass.indices_strides) + entry] = -1;
   }

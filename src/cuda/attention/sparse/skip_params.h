@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A skip state that a forward moves on: what its kernels are given, and what they need beside it.
+// Skip states that a forward advances in place: the parameters of its kernels, and the workspace that they need.
 #pragma once
 
 #include <cstddef>
@@ -15,14 +15,14 @@ namespace tessera::cuda {
 
 Skip skip_of(const Problem& problem);
 
-/// Whether the state's rule and list are ones that kernels move on.
+/// Whether kernels can advance the problem's skip state.
 Support supports_skip(const Problem& problem);
-/// The same of the tiles that were chosen: a row tile owns a row of the list, and a tile of keys lies in one of its.
+/// The same for the chosen tiles: a row tile must own a row of the list, and a tile of keys must lie in one key block.
 Support supports_skip_tiles(const FwdConfig& config, const Problem& problem);
 
-/// Of workspace. `blocks`: of the launch.
+/// Bytes of workspace. `blocks`: the number of thread blocks of the launch.
 std::size_t skip_bytes(const FwdConfig& config, const Problem& problem, std::int64_t blocks);
-/// `workspace`: skip_bytes() of it.
+/// `workspace`: skip_bytes() of workspace.
 SkipParams skip_params(const Problem& problem, const Bindings& bindings, std::byte* workspace);
 
 }  // namespace tessera::cuda

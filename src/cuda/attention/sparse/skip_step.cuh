@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// A row tile's row of a skip state, moved on a step: from what its rows say of the tiles to codes, bits and the next
-// list, in place. Who does it owns the row: nobody reads the list of this row any more.
+// Advances a row tile's row of a skip state by one step, in place: from what the rows have measured of the tiles to
+// codes and to bits, the next list. The caller owns the row: nothing reads this row of the list any more.
 #pragma once
 
 #include "cuda/attention/sparse/tile_measure.cuh"
 
 namespace tessera::cuda {
 
-inline constexpr int kCodeOfOne = 239;  // eight codes an octave
+inline constexpr int kCodeOfOne = 239;  // the code of mass 1; there are eight codes an octave
 inline constexpr int kMostCode = 255;
 
 /// The code of a tile, from the sum of its rows' squared masses.
@@ -35,7 +35,7 @@ struct SkipRow {
     threshold = skip.thresholds[block.head * skip.threshold_stride];
   }
 
-  /// Whether a row tile's walk of `tiles` meets a key block if it is listed.
+  /// Whether the row tile that walks `tiles` visits a key block if it is listed.
   template <FwdConfig C, class Tiles>
   __device__ __forceinline__ bool meets(const Tiles& tiles, int key_block) const {
     const int segment = C.segments == 1 || key_block < list.second_block ? 0 : 1;
@@ -44,7 +44,7 @@ struct SkipRow {
     return tiles.sees(segment, {local * granules, (local + 1) * granules});
   }
 
-  /// A word as the step found it, and the codes of its blocks, a lane's each.
+  /// A word of the list before the step, which of its blocks are computed, and the code of this lane's block.
   struct Word {
     u32 listed, computed;
     int code;
@@ -58,8 +58,8 @@ struct SkipRow {
     return found;
   }
 
-  /// Moves a word of the list on, by a warp. `found(key block)`: of a tile that was walked its code or, of the rule
-  /// `threshold`, whether it is kept.
+  /// Advances a word of the list; a whole warp calls this. For a tile that was walked, found(key block) returns its
+  /// code, or with rule `threshold` whether it is kept.
   template <FwdConfig C, class Tiles, class Found>
   __device__ __forceinline__ void move_word(int word, const Word& before, const Tiles& tiles, bool unknown, int lane,
                                             Found found) const {
@@ -88,14 +88,14 @@ struct SkipRow {
   }
 };
 
-/// Rows of a row tile that are used.
+/// The rows in use of a row tile.
 template <FwdConfig C, class Work>
 __device__ __forceinline__ int rows_of_tile(const Work& work) {
   return min(static_cast<int>(work.sequence.q.length) - work.block.first_row, C.tile_q);
 }
 
-/// Moves a row tile's row of the list on, by a warp, from what each warp's rows measured: (warp, key block). `wait()`:
-/// until they have; what is read before is known by then.
+/// Advances a row tile's row of the list from what each warp's rows have measured, (warp, key block); a whole warp
+/// calls this. wait() waits until all have measured; loads that precede it overlap the wait.
 template <FwdConfig C, class Work, class Wait>
 __device__ __forceinline__ void move_list_by_partials(const AttentionParams& p, const Work& work, const float* measured,
                                                       int lane, Wait wait) {
@@ -120,7 +120,7 @@ __device__ __forceinline__ void move_list_by_partials(const AttentionParams& p, 
   }
 }
 
-/// The same of a row tile that walked no key.
+/// The same for a row tile that has walked no keys.
 template <FwdConfig C, class Work>
 __device__ __forceinline__ void move_unseen_list(const AttentionParams& p, const Work& work, int lane) {
   const int rows = rows_of_tile<C>(work);

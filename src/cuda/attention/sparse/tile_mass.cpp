@@ -18,7 +18,8 @@ namespace {
 
 constexpr std::int64_t kMostBlock = std::numeric_limits<int>::max() / 2;
 
-// The tile of the scores that are computed again: no larger than the problem's, as far as copies allow.
+// The configuration of the kernel that computes the scores once more. Its tiles are no larger than the problem's
+// blocks, as far as copies allow.
 FwdConfig mass_config(const FwdConfig& forward, const Problem& problem) {
   FwdConfig config = forward;
   config.tile_q = std::min(problem.block_q, problem.seqlen_q) > 32 ? 64 : 32;
@@ -31,7 +32,7 @@ FwdConfig mass_config(const FwdConfig& forward, const Problem& problem) {
   config.granule = FwdConfig{}.granule;
   config.list_elements = false;
   config.list_waives = false;
-  config.trusts = config.trusts && config.source != Source::strided;  // of a list it tests nothing either way
+  config.trusts = config.trusts && config.source != Source::strided;  // this kernel reads lists without it
   config.dropout = false;
   config.rounded_sums = false;
   config.residual = false;
@@ -47,7 +48,7 @@ std::int64_t row_tiles(const FwdConfig& config, const Problem& problem) {
   return divide_up<std::int64_t>(std::min(block_q(problem), problem.seqlen_q), config.tile_q);
 }
 
-// What the rows of the masses are relative to, where the forward has to keep it.
+// Whether the forward has to keep, for the masses, the origin and sum of each row, or its LSE.
 bool keeps_row_sums(const Problem& problem, std::int64_t splits) { return !problem.mass_prior_lse && splits == 1; }
 bool keeps_lse(const Problem& problem, std::int64_t splits) {
   return !problem.mass_prior_lse && splits > 1 && !problem.lse;

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// What each tile of a problem weighs: Σ over a query block's rows of Σ over a key block's keys of exp(S' − LSE), or of
-// that sum's square. The forward has no memory for a row's sums in every key block until it knows the LSE, so that the
-// scores are computed once more. One block takes tile_q rows of one query block of one head and walks the key blocks;
-// finish_mass.cuh adds up a query block's row tiles.
+// The mass of each tile: Σ over a query block's rows of Σ over a key block's keys of exp(S' − LSE), or of the square of
+// the inner sum. The forward has no memory to keep a row's sums of all key blocks until it knows the LSE, so the scores
+// are computed once more. A thread block takes tile_q rows of one query block of one head and walks the key blocks;
+// finish_mass.cuh adds up the row tiles of a query block.
 //
-// An LSE of 5, rounded to fp32, is off by up to 2.4e-7, and so would be every mass of its row. Where this run's LSE is
-// meant, the exponentials are therefore those of the forward, bit for bit, divided by the forward's sum of them: a row
-// of one key weighs exactly 1. Only a given LSE, and that of a forward in splits, is subtracted.
+// An LSE of 5, rounded to fp32, is off by up to 2.4e-7, and so would be every mass of its row. If masses are relative
+// to this run's LSE, the exponentials are therefore those of the forward, bit for bit, divided by the forward's sum of
+// them: a row with one key has a mass of exactly 1. Only a given LSE, or that of a forward with splits, is subtracted.
 #pragma once
 
 #include "cuda/attention/kv/kv_source.cuh"
@@ -28,11 +28,11 @@ struct TileMass {
   using Scores = Accumulator<row_tiles, C.tile_kv / 8>;
   using Products = typename WarpProducts<C>::Products;
 
-  // What a thread knows of its rows: a key weighs exp2((S' · scale − origin) · unit) / sum.
+  // The values of a thread's rows. The probability of a key is exp2((S' · scale − origin) · unit) / sum.
   struct Rows {
     float origin[row_tiles][2];
     float sum[row_tiles][2];
-    float scale;  // of products, of natural scores where they are scaled first
+    float scale;  // of products; with scale_first, of natural scores
     float unit;
   };
 
@@ -40,7 +40,7 @@ struct TileMass {
     Block block;
     Sequence sequence;
     int query_block;
-    int rows;  // of the query block, in this tile
+    int rows;  // rows of the query block in this tile
     float warp_sums[C.warps];
   };
   static_assert(sizeof(Work) <= C.kWorkBytes);
@@ -56,7 +56,7 @@ struct TileMass {
 
   static constexpr int shared_bytes() { return C.kWorkBytes + C.q_bytes() + C.k_bytes() + C.descale_bytes(); }
 
-  /// Grid: x row tiles of all query blocks, y query heads, z batch. `memory`: shared_bytes() of it.
+  /// The grid is (row tiles of all query blocks, query heads, sequences). `memory`: shared_bytes() of shared memory.
   static __device__ __forceinline__ void run(const FwdParams& p, const MassParams& mass, char* memory,
                                              const DescaleParams& descales = {}) {
     Work& work = *reinterpret_cast<Work*>(memory);
@@ -99,8 +99,8 @@ struct TileMass {
     }
   }
 
-  // An origin of +∞, relative to which nothing weighs anything, for rows without keys and beyond the block's; one of
-  // NaN for a sum of NaN.
+  // Rows without keys, and rows beyond the query block's, get an origin of +∞, with which all masses are 0. A row whose
+  // sum is NaN gets NaN.
   __device__ __forceinline__ Rows rows_of_forward() const {
     const PackedRows kept(p.row_sums, sizeof(RowSum), p.row_sum_strides, work.block, work.sequence.q.first, p.group);
     Rows rows{.scale = C.scale_first ? kLog2E : WarpProducts<C>::softmax_scale(p, work), .unit = 1.0F};
@@ -112,7 +112,7 @@ struct TileMass {
     });
     return rows;
   }
-  // The difference from the LSE is rounded once, before it is turned to base 2: both may be large.
+  // The difference from the LSE is rounded once, before it is converted to base 2: both may be large.
   __device__ __forceinline__ Rows rows_of_lse() const {
     const PackedRows lse(p.lse, 4, p.lse_strides, work.block, work.sequence.q.first, p.group);
     Rows rows{.scale = C.scale_first ? 1.0F : p.scale, .unit = kLog2E};
@@ -134,7 +134,7 @@ struct TileMass {
   }
   __device__ __forceinline__ int row_of(int m, int half) const { return warp_row + m * 16 + half * 8 + lane / 4; }
 
-  // The sum of a key block, valid in thread 0.
+  // Returns the sum of a key block.
   template <int segment>
   __device__ __forceinline__ float weigh(int block, const Rows& relative) const {
     const Segment& keys = segment == 0 ? work.sequence.first : work.sequence.second;
@@ -194,7 +194,7 @@ struct TileMass {
     }
   }
 
-  // Adds the weights of keys [first, end). `masked`: the user's mask holds, if there is one.
+  // Adds the weights of keys [first, end). `masked`: whether the user's mask, if there is one, is evaluated.
   __device__ __forceinline__ void add_weights(float (&weight)[row_tiles][2], const Scores& s,
                                               const KeysOfQueries<C>& bounds, const Segment& keys, int first, int end,
                                               bool masked, const Rows& relative) const {
@@ -229,11 +229,11 @@ struct TileMass {
             if constexpr (C.scale_first) {
               const float score = natural_score_of<C, typename User::Score, i64>(
                   product, p, slope, distances.of(near, n * 8 + i), [&] { return point_of(half, key); });
-              difference = __fmul_rn(score, relative.scale) - relative.origin[m][half];  // rounded as the forward's is
+              difference = __fmul_rn(score, relative.scale) - relative.origin[m][half];  // rounded as in the forward
             } else {
               difference = __fmaf_rn(product, relative.scale, -relative.origin[m][half]);
             }
-            // A row that weighs nothing is left out, not multiplied: a key may be NaN.
+            // A row without mass is skipped, not multiplied by 0: a key may be NaN.
             bool sees = weighs && key >= visible.begin && key < min(visible.end, end);
             if constexpr (C.user_mask) sees = sees && !hidden.at(half, n, i);
             if (sees) weight[m][half] += ptx::exp2(difference * relative.unit);

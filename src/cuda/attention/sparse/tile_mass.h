@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The two kernels behind a forward that writes masses of tiles or a next list: a second look at the scores, with their
-// sums known.
+// The two kernels after a forward that writes masses of tiles or a next list. They compute the scores once more,
+// because only now the rows' sums are known.
 #pragma once
 
 #include <cstddef>
@@ -16,17 +16,18 @@ namespace tessera::cuda {
 
 /// Whether the problem asks for masses or a next list.
 bool gathers_mass(const Problem& problem);
-/// What keeps it from them, if anything.
+/// Whether these kernels support the problem.
 Support supports_mass(const Problem& problem);
-/// Bytes of the workspace: what the forward keeps of its rows (its LSE in splits, where the caller wants none), and
-/// sums of row tiles.
+/// Bytes of workspace: for what the forward keeps of its rows (with splits the LSE, if the caller does not want it),
+/// and for sums of row tiles.
 std::size_t mass_bytes(const Problem& problem, std::int64_t splits);
 /// `config`: the forward's.
 std::vector<KernelSource> mass_sources(const FwdConfig& config, const Problem& problem);
 
-/// Before the forward is launched: gives it memory for what the masses need of its rows.
+/// Must precede the launch of the forward: gives it memory for what it keeps of its rows.
 void keep_rows(FwdParams& params, const Problem& problem, std::int64_t splits, std::byte* workspace);
-/// Behind the forward. `params`: as the forward had them before splits; `kernels`: of mass_sources.
+/// Must follow the forward. `params`: those of the forward, before they were changed for splits; `kernels`: those of
+/// mass_sources().
 void launch_mass(const FwdConfig& config, FwdParams params, DescaleParams descales, const Problem& problem,
                  const Bindings& bindings, std::int64_t splits, std::byte* workspace,
                  std::span<const Kernel* const> kernels, Stream stream);

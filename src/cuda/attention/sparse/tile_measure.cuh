@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a warp's 16 rows say of the tiles of a skip state's list while they walk them (docs/skip-state.md): one number a
-// tile, which who owns the row tile brings together with those of the other warps. Each lane has a part of two rows;
-// lanes bring theirs together once for four tiles.
+// What a warp's 16 rows measure of the tiles of a skip state's list while they walk them (docs/skip-state.md): one
+// number for each tile. The owner of the row tile combines it with those of the other warps. Each lane has some columns
+// of two rows; lanes combine theirs once for every four tiles. Here a tile is one of the list, a key block, which may
+// have several of the kernel's tiles.
 #pragma once
 
 #include "cuda/attention/softmax/epilogue.cuh"
@@ -9,24 +10,25 @@
 
 namespace tessera::cuda {
 
-/// Where the address of the state's parameters is known.
+/// The parameters of the state. Only kernels with FwdConfig::skip have them.
 __device__ __forceinline__ const SkipParams& skip_of_params(const AttentionParams& p) {
   return static_cast<const SkipFwdParams&>(static_cast<const FwdParams&>(p)).skip;
 }
 
-/// The key block that a tile of such a list is of.
+/// The key block to which a kernel's tile belongs.
 __device__ __forceinline__ int key_block_of(const ListParams& list, const KvTile& tile) {
   return ptx::divide(tile.first, list.block_kv) + (tile.segment == 0 ? 0 : list.second_block);
 }
 
-/// By wgmma: where the warps' rows say what they know of row tile `item` of this block, (warp, key block).
+/// With wgmma: where the warps store what their rows measure in row tile `item` of this thread block, (warp, key
+/// block).
 template <FwdConfig C>
 __device__ __forceinline__ float* partials(const AttentionParams& p, int item) {
   const i64 row_tile = static_cast<i64>(blockIdx.x) * 2 + (item & 1);
   return skip_of_params(p).partials + row_tile * C.warps * p.list.key_blocks;
 }
 
-/// Brings together what lanes have of a row's columns: sums, or the largest.
+/// How lanes combine their columns of a row: by the sum, or by the maximum.
 struct Sum {
   static __device__ __forceinline__ float of(float a, float b) { return a + b; }
 };
@@ -34,21 +36,21 @@ struct Largest {
   static __device__ __forceinline__ float of(float a, float b) { return fmaxf(a, b); }
 };
 
-/// A lane has a number of its columns of rows lane / 4 and lane / 4 + 8 in each tile. After four tiles it has both
-/// numbers of rows row_of(lane) and row_of(lane) + 8, of all columns, in tile tile_of(lane) of the four. Lanes that
-/// differ by tile_step, or 2 or 3 of it, have the same rows of other tiles. By mma.sync, whose tiles leave no room in
-/// shared memory, lanes exchange numbers.
+/// For each tile a lane has a number for its columns of row lane / 4, and one for those of row lane / 4 + 8. After four
+/// tiles it gets two numbers over all columns: those of rows row_of(lane) and row_of(lane) + 8 in tile tile_of(lane) of
+/// the four. The four lanes with the same row_of(lane) are tile_step lanes apart. With mma.sync, whose tiles leave no
+/// room in shared memory, lanes combine numbers by shuffles.
 template <FwdConfig C, class Op, bool in_memory = C.products == Products::wgmma>
 struct FourTiles {
   static constexpr int tile_step = 1;
-  static constexpr bool waits_for_four = false;  // until there are four, end() does nothing
-  float even[2];                                 // of the tile before
-  float pair[2];                                 // of two tiles, once two lanes have brought theirs together
+  static constexpr bool waits_for_four = false;  // whether end() may only be called after four tiles
+  float even[2];                                 // numbers of the previous tile
+  float pair[2];                                 // numbers of two tiles, combined by two lanes
 
   static __device__ __forceinline__ int tile_of(int lane) { return lane & 3; }
   static __device__ __forceinline__ int row_of(int lane) { return lane / 4; }
 
-  /// Tile `turn` is done, with these numbers; `rows` with the last of the four. By the warp.
+  /// Ends tile `turn` of the four, with these numbers; the last one sets `rows`. A whole warp calls this.
   template <class Out>
   __device__ __forceinline__ void end(const float (&numbers)[2], int turn, int lane, const Out& /*out*/,
                                       float (&rows)[2]) {
@@ -68,7 +70,7 @@ struct FourTiles {
   }
 
  private:
-  // a of the lanes without, b of those with `step` in their number, of the two lanes that differ in it.
+  // Combines the numbers of the two lanes that differ in bit `step`: a for the lane without it, b for the lane with it.
   static __device__ __forceinline__ float exchange(float a, float b, int lane, int step) {
     const bool upper = (lane & step) != 0;
     const float got = __shfl_xor_sync(0xffffffffU, upper ? a : b, step);
@@ -76,7 +78,7 @@ struct FourTiles {
   }
 };
 
-/// By wgmma, where an exchange of registers takes more instructions, lanes leave their numbers in shared memory.
+/// With wgmma, lanes combine numbers through shared memory, because shuffles would take more instructions.
 template <FwdConfig C, class Op>
 struct FourTiles<C, Op, true> {
   static constexpr int tile_step = 8;
@@ -85,7 +87,7 @@ struct FourTiles<C, Op, true> {
   static __device__ __forceinline__ int tile_of(int lane) { return lane / 8; }
   static __device__ __forceinline__ int row_of(int lane) { return lane & 7; }
 
-  /// Before that, of a tile that may not be done.
+  /// Stores the numbers of tile `turn`, which may not have ended yet: the last call for a tile counts.
   template <class Out>
   static __device__ __forceinline__ void put(const float (&numbers)[2], int turn, int lane, const Out& out) {
     out.scratch()[turn * 32 + lane] = make_float2(numbers[0], numbers[1]);
@@ -95,7 +97,7 @@ struct FourTiles<C, Op, true> {
                                              float (&rows)[2]) {
     __syncwarp();
     const float4* const of_rows =
-        reinterpret_cast<const float4*>(out.scratch() + lane * 4);  // four lanes had columns each
+        reinterpret_cast<const float4*>(out.scratch() + lane * 4);  // four lanes had some columns each
     const float4 a = of_rows[0];
     const float4 b = of_rows[1];
     rows[0] = Op::of(Op::of(a.x, a.z), Op::of(b.x, b.z));
@@ -104,7 +106,7 @@ struct FourTiles<C, Op, true> {
   }
 };
 
-/// Of the lanes that have the same tile.
+/// Combines the numbers of the lanes that have the same tile.
 template <class Four, class Op>
 __device__ __forceinline__ float over_rows(float number) {
   constexpr int first = Four::tile_step == 1 ? 4 : 1;
@@ -115,20 +117,20 @@ __device__ __forceinline__ float over_rows(float number) {
   return number;
 }
 
-/// What both rules do with key blocks; `numbers` of the rule are of the one in work. `out`: who takes their numbers, by
-/// store(tile of four, its key block or −1, its number), which a lane of each tile calls; by wgmma also scratch(),
-/// the warp's share of measured_bytes().
+/// The part that both rules share: the sequence of key blocks. `numbers` of the rule are those of the current one. Each
+/// function's `out` takes the numbers of ended blocks: one lane for each tile calls out.store(tile of the four, key
+/// block or −1, number). With wgmma, out.scratch() is the warp's share of measured_bytes().
 template <class Rule>
 struct KeyBlocks {
-  int walked = 0;  // key blocks that were ended
-  int block = -1;  // that the tile in work is of; none before the first
-  int mine;        // of this lane's tile of four; none: −1
+  int walked = 0;  // the number of key blocks that have ended
+  int block = -1;  // that of the current tile; −1 before the first
+  int mine;        // key block of this lane's tile of the four; −1: none
 
   __device__ __forceinline__ void restart() {
     walked = 0;
     block = -1;
   }
-  /// Another tile, of key block `to`, before anything is done with its scores. `softmax`: of the tiles before.
+  /// Begins a tile of key block `to`; must precede any use of its scores. `softmax`: the state after the tiles before.
   template <class Online, class Out>
   __device__ __forceinline__ void enter(int to, int lane, float scale, Online& softmax, const Out& out) {
     rule().take(softmax);
@@ -137,7 +139,7 @@ struct KeyBlocks {
     if (changes) rule().clear();
     block = to;
   }
-  /// After the last tile.
+  /// Must follow the last tile.
   template <class Online, class Out>
   __device__ __forceinline__ void finish(int lane, float scale, Online& softmax, const Out& out) {
     using Four = typename Rule::Four;
@@ -145,7 +147,7 @@ struct KeyBlocks {
     if (block >= 0) end(true, lane, scale, out);
     block = -1;
     if constexpr (Four::waits_for_four) {
-      if (const int last = walked & 3; last != 0) {  // of those that are not there nobody is told
+      if (const int last = walked & 3; last != 0) {  // the others of the four do not exist
         if (Four::tile_of(lane) >= last) mine = -1;
         end_four(3, lane, scale, out);
       }
@@ -169,7 +171,7 @@ struct KeyBlocks {
     if (!ends || (Four::waits_for_four && turn != 3)) return;
     end_four(turn, lane, scale, out);
   }
-  // With tile `turn` of the four.
+  // Ends tile `turn` of the four, and with the last one stores the numbers of all four.
   template <class Out>
   __device__ __forceinline__ void end_four(int turn, int lane, float scale, const Out& out) {
     using Four = typename Rule::Four;
@@ -181,24 +183,24 @@ struct KeyBlocks {
   }
 };
 
-/// Of configurations without `skip`: nothing.
+/// Configurations without `skip` measure nothing.
 template <FwdConfig C, Skip rule = C.skip>
 struct TileMeasure {};
 
-/// Rule `mass`: the sums over rows of squares of what a row weighs in a tile, by equation 2.
+/// Rule `mass`: the sum over rows of the squared mass of a row in a tile, by equation 2.
 template <FwdConfig C>
 struct TileMeasure<C, Skip::mass> : KeyBlocks<TileMeasure<C, Skip::mass>> {
   using Four = FourTiles<C, Sum>;
   static constexpr float kCap = 4.0F;
-  static constexpr float kLargestPower = 100.0F;  // below it no sum is so small that 0 · ∞ could come of it
+  static constexpr float kLargestPower = 100.0F;  // bounds weights, so that 0 · ∞ cannot occur
 
-  int used;        // rows, from the warp's first on
-  float prior[2];  // of this thread's rows, the LSE of the step before; +∞ for a row that is none. It is not looked at
-                   // before the first tile is done, so that nobody waits for it
-  float weight[2];   // 2^(origin − prior)
-  bool moved;        // whether an origin may have since
-  float kept[2];     // the rows' sums before the tile in work
-  float numbers[2];  // masses in the key block in work, this thread's columns
+  int used;         // rows in use, from the warp's first on
+  float prior[2];   // the LSE of this thread's rows in the step before; +∞ for rows that do not exist. It is not used
+                    // before the end of the first tile, so that nothing waits for the load
+  float weight[2];  // 2^(origin − prior)
+  bool moved;       // whether an origin may have changed since
+  float kept[2];    // the rows' sums before the current tile
+  float numbers[2];  // masses in the current key block, of this thread's columns
   Four four;
 
   template <class Rows>
@@ -216,8 +218,8 @@ struct TileMeasure<C, Skip::mass> : KeyBlocks<TileMeasure<C, Skip::mass>> {
   }
   __device__ __forceinline__ void clear() { numbers[0] = numbers[1] = 0.0F; }
 
-  /// Takes what the tile before has added to the rows' sums, of which the softmax has the tile's own alone. It stands
-  /// here and not behind the exponentials because that is 1 to 4% faster (docs/experiments/gpu-skip.md).
+  /// Takes what the tile before has added to the rows' sums: softmax.sum is that tile's sum only. It runs before the
+  /// next tile, not after the exponentials, because that is 1 to 4% faster (docs/experiments/gpu-skip.md).
   template <class Online>
   __device__ __forceinline__ void take(Online& softmax) {
 #pragma unroll
@@ -238,7 +240,7 @@ struct TileMeasure<C, Skip::mass> : KeyBlocks<TileMeasure<C, Skip::mass>> {
     softmax.sum[0][0] = kept[0];
     softmax.sum[0][1] = kept[1];
   }
-  /// The origins were raised.
+  /// Must be called if origins were raised.
   __device__ __forceinline__ void rescale(const float (&factor)[2]) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) kept[half] *= factor[half];
@@ -249,20 +251,20 @@ struct TileMeasure<C, Skip::mass> : KeyBlocks<TileMeasure<C, Skip::mass>> {
     float sum = 0.0F;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const float capped = fminf(rows[half], kCap);  // NaN: kCap; the row tile is known to be unknown then
+      const float capped = fminf(rows[half], kCap);  // NaN becomes kCap; the row tile then is `unknown`
       if (Four::row_of(lane) + half * 8 < used) sum = __fmaf_rn(capped, capped, sum);
     }
     return over_rows<Four, Sum>(sum);
   }
 };
 
-/// Rule `threshold`: how far any row's maximum rises in a tile, by equation 7, in octaves.
+/// Rule `threshold`: the largest rise of a row's maximum in a tile, in octaves, by equation 7.
 template <FwdConfig C>
 struct TileMeasure<C, Skip::threshold> : KeyBlocks<TileMeasure<C, Skip::threshold>> {
   using Four = FourTiles<C, Largest>;
-  float before[2];  // largest score in the tiles before, in log2, of the rows that this lane has of four tiles; +∞ for
-                    // a row that is none
-  float numbers[2];  // largest score in the key block in work, of this thread's columns, as the products are
+  float before[2];  // largest score in the tiles before, in log2, of the rows that this lane has after four tiles; +∞
+                    // for rows that do not exist
+  float numbers[2];  // largest product in the current key block, of this thread's columns, not scaled
   Four four;
 
   __device__ __forceinline__ void begin(int rows, int lane) {
@@ -276,14 +278,14 @@ struct TileMeasure<C, Skip::threshold> : KeyBlocks<TileMeasure<C, Skip::threshol
   __device__ __forceinline__ void take(Online& /*softmax*/) {}
   template <class Online>
   __device__ __forceinline__ void give_back(Online& /*softmax*/) const {}
-  /// One 16 x 8 tile of scores, before they are probabilities.
+  /// Takes one 16 x 8 tile of scores, before they become probabilities.
   __device__ __forceinline__ void see(const float (&s)[4]) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) numbers[half] = fmaxf(numbers[half], fmaxf(s[half * 2], s[half * 2 + 1]));
   }
 
-  /// `scale`: a product's factor to log2. A row without a score here, or without rows, rises by −∞ − x or NaN, which
-  /// fmaxf leaves out.
+  /// `scale`: the factor from products to log2. For a row that has no score here or does not exist, the rise is −∞ or
+  /// NaN, which fmaxf ignores.
   __device__ __forceinline__ float of_tile(const float (&rows)[2], int lane, float scale) {
     constexpr int step = Four::tile_step;
     const int tile = Four::tile_of(lane);
@@ -305,8 +307,9 @@ struct TileMeasure<C, Skip::threshold> : KeyBlocks<TileMeasure<C, Skip::threshol
   }
 };
 
-/// What rows [first_row, + 16) of a block say in the end: keeps their LSE for the next step, and returns whether a
-/// row's masses are unknown. By a warp. `rows`: that are used, from the warp's first on.
+/// Ends the measurement of rows [first_row, + 16) of a block: with rule `mass` stores their LSE for the next step, and
+/// returns whether the masses of some row are unknown. A whole warp calls this. `rows`: rows in use, from the warp's
+/// first on.
 template <FwdConfig C, class Online, class Rows>
 __device__ __forceinline__ bool end_rows(const TileMeasure<C>& measure, const Online& softmax, const Rows& lse,
                                          int first_row, int rows, int lane) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The row cuda.combine of the table, and the launch that a forward in splits shares with it.
+// The implementation cuda.combine, and the launch of its kernel, which forwards with splits use, too.
 #include "cuda/attention/splits/combine.h"
 
 #include <limits>
@@ -17,7 +17,7 @@ constexpr std::int64_t kMostGrid = 65535;  // blocks in y
 
 CombineConfig config_of(const Problem& p) { return {element_of(p.q_type), element_of(p.o_type)}; }
 
-// Varlen partials are merged token by token, so that the tensor is one sequence.
+// Varlen partials are merged token by token, so that the tensor counts as one sequence.
 std::int64_t sequences(const Problem& p) { return p.q_layout == Layout::varlen ? 1 : p.batch; }
 std::int64_t rows(const Problem& p) { return p.q_layout == Layout::varlen ? p.total_q : p.seqlen_q; }
 
@@ -39,7 +39,7 @@ void plan(detail::PlanState& state) {
   state.choice = "kernel: " + state.kernels.front().name + "\n";
 }
 
-// One part; the tensor's leading dimension counts them.
+// Returns the first part; the leading dimension of the tensor numbers the parts.
 Tensor first_part(Tensor parts) {
   for (std::size_t i = 0; i + 1 < static_cast<std::size_t>(parts.rank); ++i) {
     parts.shape[i] = parts.shape[i + 1];

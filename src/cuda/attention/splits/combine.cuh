@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Partial results over disjoint keys into one (flash decoding; Dao et al. 2023):
+// Merges partial results over disjoint keys (flash decoding; Dao et al. 2023):
 //
-//     L = log Σ_p exp(L_p)        o = Σ_p exp(L_p − L) · o_p,  the sink adding exp(s) to the sum under o
+//     L = log Σ_p exp(L_p)        o = Σ_p exp(L_p − L) · o_p,  where a sink s adds exp(s) to the divisor of o
 //
-// 16 lanes take one (row, head) and keep 8 columns each.
+// 16 lanes take one (row, head) and have 8 columns each.
 #pragma once
 
 #include "cuda/attention/kv/sequence.cuh"
@@ -16,7 +16,7 @@ namespace tessera::cuda {
 
 template <CombineConfig C>
 struct Combine {
-  /// The LSE is stored last: it may lie where that of a part did.
+  /// The LSE is stored last, because it may overwrite that of a part.
   static __device__ __forceinline__ void run(const CombineParams& p) {
     ptx::griddepcontrol_wait_and_launch();
     float lse = 0.0F;
@@ -26,7 +26,7 @@ struct Combine {
     if (lse_at != nullptr) *lse_at = lse;
   }
 
-  /// `lse_at`: where this thread is to store the LSE, if it is.
+  /// `lse_at`: where this thread must store `lse`; null if it must not.
   static __device__ __forceinline__ void merge(const CombineParams& p, float& lse, float*& lse_at) {
     const int thread = static_cast<int>(threadIdx.x);
     const int index = static_cast<int>(blockIdx.x) * C.rows_a_block() + thread / C.lanes_a_row();
@@ -39,7 +39,7 @@ struct Combine {
       return batch * strides.batch + (rows.first + row) * strides.row + head * strides.head;
     };
     const float* lse_parts = p.lse_parts + offset(p.lse_parts_strides);
-    float highest = -kInfinity;  // of numbers; a NaN comes in by the sum
+    float highest = -kInfinity;  // fmaxf ignores NaN, but the sum becomes NaN
     for (int part = 0; part < p.parts; ++part) highest = fmaxf(highest, lse_parts[part * p.lse_part]);
     const auto has_keys = [&](int part) { return lse_parts[part * p.lse_part] != -kInfinity; };
     const auto weight_of = [&](int part) { return ptx::exp2((lse_parts[part * p.lse_part] - highest) * kLog2E); };
@@ -59,7 +59,7 @@ struct Combine {
     for (int column = lane * 8; column < p.dv; column += C.lanes_a_row() * 8) {
       RowVector<C.output, 8> merged{};
       for (int part = 0; part < p.parts; ++part) {
-        if (!has_keys(part)) continue;  // it may hold anything
+        if (!has_keys(part)) continue;  // its output is undefined
         const float weight = weight_of(part) * inverse;
         RowVector<C.parts, 8> one;
         one.load(from + (part * p.o_part + column) * bytes_of(C.parts));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Launching the kernel that merges partial results: for the operation combine, and behind a forward in splits.
+// Launches the kernel that merges partial results, for the operation combine and after a forward with splits.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@ namespace tessera::cuda {
 
 KernelSource source_of(const CombineConfig& config);
 
-/// `batch`: sequences, `rows`: of the longest.
+/// `batch`: number of sequences; `rows`: of the longest.
 void launch_combine(const Kernel& kernel, const CombineParams& params, std::int64_t batch, std::int64_t rows,
                     Stream stream);
 

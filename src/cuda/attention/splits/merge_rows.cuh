@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Splits merged by the block that is the last to end, without a launch of their own: as splits/combine.cuh has it, in
-// an order of the splits that is fixed, so that the bits do not tell which block it was.
+// The last block of a row tile to end merges its splits, without another launch, by the formula of splits/combine.cuh.
+// The order of splits is fixed, so that the result does not depend on which block is the last.
 #pragma once
 
 #include "cuda/attention/kv/sequence.cuh"
@@ -12,8 +12,8 @@
 
 namespace tessera::cuda {
 
-/// Counts a block among those of its rows; whether it is the last, which leaves the counter as the next run wants it.
-/// By one thread, behind what the block has stored.
+/// Counts a block of a row tile. Returns whether it is the last one, which resets the counter for the next run. One
+/// thread calls this, after the block has stored its results.
 template <RowTileConfig auto C>
 __device__ __forceinline__ int count_split(const MergingFwdParams& p, const Block& block) {
   const int heads = static_cast<int>(p.schedule.heads.value);
@@ -24,7 +24,7 @@ __device__ __forceinline__ int count_split(const MergingFwdParams& p, const Bloc
   return 1;
 }
 
-/// Of 16 lanes that lie beside each other.
+/// Reductions over 16 neighbouring lanes.
 __device__ __forceinline__ float maximum_of_16(float x) {
 #pragma unroll
   for (int other = 1; other < 16; other *= 2) x = fmaxf(x, __shfl_xor_sync(0xffffffffU, x, other));
@@ -41,7 +41,8 @@ __device__ __forceinline__ float sum_of_16(float x) {
   return x;
 }
 
-/// One row's parts, by 16 lanes with 8 columns each; each lane weighs every 16th part. All lanes of a warp call it.
+/// Merges the parts of a row. 16 lanes have 8 columns each; each lane computes the weights of every 16th part. All
+/// lanes of a warp call these functions.
 template <Element output>
 struct RowMerge {
   const MergingFwdParams& p;
@@ -57,15 +58,15 @@ struct RowMerge {
   __device__ __forceinline__ float lse_of(int part) const {
     return part < static_cast<int>(p.splits.value) ? lse_parts[part * p.lse_split] : -kInfinity;
   }
-  /// Relative to the highest; −1 for a part without keys, whose output may hold anything.
+  /// Returns the weight relative to the highest LSE; −1 for a part without keys, whose output is undefined.
   __device__ __forceinline__ float weight_of(float lse) const {
     return lse == -kInfinity ? -1.0F : ptx::exp2((lse - highest) * kLog2E);
   }
 
-  /// `sink`: −∞ for none.
+  /// `sink`: null for none.
   __device__ __forceinline__ void weigh(const float* sink) {
     const int parts = static_cast<int>(p.splits.value);
-    highest = -kInfinity;  // of numbers; a NaN comes in by the sum
+    highest = -kInfinity;  // fmaxf ignores NaN, but the sum becomes NaN
     used = 0;
     for (int part = lane; part < parts; part += 16) {
       const float lse = lse_of(part);
@@ -85,7 +86,7 @@ struct RowMerge {
     inverse = sum == 0.0F ? 0.0F : ptx::reciprocal(share);
   }
 
-  /// Eight columns from `column` on, which is one of the row's.
+  /// Returns eight columns from `column` on, which must be a column of the row.
   __device__ __forceinline__ RowVector<output, 8> merge(int column) const {
     RowVector<output, 8> merged{};
     const int most = max(used, __shfl_xor_sync(0xffffffffU, used, 16));  // of both rows of the warp
@@ -94,7 +95,7 @@ struct RowMerge {
       const float own = weight_of(lse_of(first + lane));
       RowVector<Element::fp32, 8> part[16];
 #pragma unroll
-      for (int i = 0; i < 16; ++i) {  // together under way
+      for (int i = 0; i < 16; ++i) {  // these loads are in flight together
         const i64 number = min(first + i, max(used - 1, 0));
         part[i].load(o_parts + (number * p.o_split + column) * 4);
       }
@@ -110,7 +111,8 @@ struct RowMerge {
   }
 };
 
-/// Merges the parts of a block's first `rows` rows, and stores outputs and LSE. By `threads` of a block, whole warps.
+/// Merges the parts of a block's first `rows` rows, and stores outputs and LSE. `threads` threads of a block, whole
+/// warps, call this.
 template <Element output, int threads>
 __device__ __forceinline__ void merge_rows(const MergingFwdParams& p, const Block& block, const Sequence& sequence,
                                            int rows) {
@@ -124,7 +126,7 @@ __device__ __forceinline__ void merge_rows(const MergingFwdParams& p, const Bloc
 #pragma unroll 1
   for (int first = 0; first < rows; first += threads / 16) {
     const int own = first + thread / 16;
-    const int row = min(own, rows - 1);  // lanes without a row go along
+    const int row = min(own, rows - 1);  // lanes without a row repeat the last one
     RowMerge<output> merge{p, reinterpret_cast<const float*>(lse_parts.at(row)), o_parts.at(row), thread % 16};
     const int head = block.head + PackedRow(block.first_row + row, p.group).head;
     merge.weigh(p.merge.sinks != nullptr ? p.merge.sinks + head * p.merge.sinks_stride : nullptr);

@@ -4,7 +4,7 @@
 namespace tessera::cuda {
 namespace {
 
-// Rows of all sequences, which partial results are kept for.
+// Returns the number of rows of all sequences.
 std::int64_t all_rows(const Problem& problem) {
   return problem.q_layout == Layout::varlen ? problem.total_q : problem.batch * problem.seqlen_q;
 }

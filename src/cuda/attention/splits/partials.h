@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Partial results of a forward in splits, in the workspace.
+// The partial results of a forward with splits, in the workspace.
 #pragma once
 
 #include <cstddef>
@@ -11,7 +11,7 @@
 
 namespace tessera::cuda {
 
-/// (splits, …o) in fp32, then (splits, …lse).
+/// The layout is (splits, …o) in fp32, then (splits, …lse).
 struct Partials {
   std::int64_t o_part;  // elements
   std::int64_t lse_part;
@@ -26,10 +26,11 @@ struct Partials {
   }
 };
 
-/// What they take of the workspace, in front of what masses need; 0 for one split.
+/// Returns the bytes of partial results, which begin the workspace, in front of those of masses; 0 for one split.
 std::size_t partials_bytes(const Problem& problem, std::int64_t splits);
 
-/// Makes the forward write partial results to the workspace; gives what merges them into the caller's.
+/// Makes the forward write partial results to the workspace. Returns the parameters of the kernel that merges them into
+/// the caller's tensors.
 CombineParams redirect_to(const Partials& partials, std::byte* workspace, const Problem& problem, FwdParams& params);
 
 }  // namespace tessera::cuda

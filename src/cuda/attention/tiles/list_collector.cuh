@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Finds the granules of keys that a tile list leaves to a row tile, and keeps them in the ring of a TileList
-// (tiles/tile_list.cuh). Entries of all query blocks that the rows touch are marked in a window of kListWindow granules
-// at a time, a bit each; then the window's granules are taken in order. A window begins at the next entry, so that the
-// work follows the entries and not the keys, and no memory grows with either.
+// Finds the granules of keys that a tile list has for a row tile, and writes them to the ring of a TileList
+// (tiles/tile_list.cuh). They are collected in windows of kListWindow granules: entries of all query blocks that the
+// rows touch set bits, one for each granule, and then the granules of the window are taken in order. A window begins at
+// the next entry. So the work depends on the number of entries, not on that of keys, and the memory on neither.
 //
-// A row tile's granules are counted first, because splits share the tiles and walks know their end; what the ring has
-// room for is kept meanwhile, which mostly is all. Of longer lists the granules are collected a second time, piece by
-// piece, while the block walks them.
+// A row tile's granules are counted first, because splits share the tiles and walks must know their end. Meanwhile the
+// first granules are written to the ring, and mostly all of them fit. If not, the granules are collected a second time,
+// piece by piece, while the block walks them.
 #pragma once
 
 #include "cuda/attention/tiles/list_reader.cuh"
@@ -14,18 +14,18 @@
 
 namespace tessera::cuda {
 
-/// Runs of a window; a lane takes those of a word.
+/// Granules of a window; a lane takes those of one word.
 inline constexpr int kListWindow = FwdConfig::kListWindow;
 static_assert(kListWindow == 32 * 32);
 
-/// How far a list is collected: the next rank to be filled, and the first granule that may be its, of its segment.
+/// How far a list is collected: the next rank, and the first granule of its segment that may have this rank.
 struct ListPosition {
   int rank;
   int granule;
 };
 
-/// `collectors` threads, a block or one warp of it, which call every function together. What they know of the list lies
-/// in shared memory, because the warp that finds work has few registers.
+/// `collectors` threads, a block or one warp of it, call every function together. The state lies in shared memory,
+/// because the warp that finds work has few registers.
 template <ListConfig auto C, int collectors, int entries = C.list_granules()>
 struct ListCollector {
   using List = TileList<C, entries>;
@@ -34,10 +34,10 @@ struct ListCollector {
   const AttentionParams& p;
   const Block& block;
   List& list;
-  u32* bits;  // of the window in work, (kListWindow / 32), with C.list_waives twice
+  u32* bits;  // of the current window, (kListWindow / 32), with C.list_waives twice
 
-  /// Finds the tiles of the block, none if it has no row in the sequence. Returns how far `ring` is filled: to the end,
-  /// or, if it has not room for all, nowhere yet. Ends with a barrier.
+  /// Counts the tiles of the block; there are none if it has no row in the sequence. Returns how far `ring` is filled:
+  /// to the end, or if it does not have room for all granules, not at all. Ends with a barrier.
   __device__ __forceinline__ ListPosition count(const Sequence& sequence, u32* ring) const {
     const bool writes = collector() == 0;
     const int rows = static_cast<int>(sequence.q.length * p.group.value);
@@ -58,13 +58,14 @@ struct ListCollector {
     return at.rank <= entries ? at : start();
   }
 
-  /// In front of all ranks.
+  /// The position before all ranks.
   __device__ __forceinline__ ListPosition start() const {
     return {0, list.seen(C.segments == 1 || list.first_tiles_ > 0 ? 0 : 1).begin};
   }
 
-  /// Collects on until rank `end`, or the end of the block's own ranks, which are kept. Whatever a list in memory holds
-  /// the second time, each rank is written, and each segment's have keys of its own. Ends with a barrier.
+  /// Continues until rank `end` or the end of the block's own ranks, and writes the block's own ranks to the ring. Even
+  /// if the list in memory has changed since it was counted, every rank is written, with keys of its own segment. Ends
+  /// with a barrier.
   __device__ __forceinline__ void fill(ListPosition& at, int end) const {
     end = min(end, list.ranks().end);
 #pragma unroll 1
@@ -82,8 +83,8 @@ struct ListCollector {
     }
     sync();
   }
-  /// Collects ranks [begin, end), from the front of the list on: for walks from the last tile to the first. Granules
-  /// are tiles there. Ends with a barrier.
+  /// Collects ranks [begin, end), beginning again at the front of the list, for walks from the last tile to the first.
+  /// In these, granules are tiles. Ends with a barrier.
   __device__ __forceinline__ void fill_between(int begin, int end) const {
     static_assert(granules == 1);
     ListPosition at = start();
@@ -151,7 +152,7 @@ struct ListCollector {
   __device__ __forceinline__ int block_of(int segment, int key) const {
     return ptx::divide(key, p.list.block_kv) + (segment == 0 ? 0 : p.list.second_block);
   }
-  // Runs of a window that a key block has; none for a number that is no key block's.
+  // The granules of a key block in a window; none if the number is not that of a key block.
   __device__ __forceinline__ Interval granules_of_block(int key_block, int segment, const Interval& window) const {
     const int local = key_block - (segment == 0 ? 0 : p.list.second_block);
     if constexpr (!C.trusts || C.segments == 2) {
@@ -162,8 +163,8 @@ struct ListCollector {
     return {max(local * size / C.granule, window.begin), min(divide_up((local + 1) * size, C.granule), window.end)};
   }
 
-  // Takes the granules of the next window, at most until rank `end`, and keeps those whose ranks are in `kept`. Ends
-  // with a barrier.
+  // Takes the granules of the next window, at most until rank `end`, and writes those whose ranks are in `kept` to the
+  // ring. Ends with a barrier.
   __device__ __forceinline__ void take(int segment, ListPosition& at, int end, const Interval& kept) const {
     const Interval window = find_window(segment, at.granule);
     constexpr int words = kListWindow / 32;
@@ -199,7 +200,7 @@ struct ListCollector {
     sync();
   }
 
-  // Every warp writes its share of each word's granules. `rank`: of the word's first.
+  // Every warp writes its share of each word's granules. `rank`: that of the word's first granule.
   __device__ __forceinline__ void keep(int first_granule, u32 listed, u32 waived, int rank,
                                        const Interval& kept) const {
     if constexpr (collectors == 32) return keep_words(first_granule - lane() * 32, listed, waived, rank, kept);
@@ -219,7 +220,7 @@ struct ListCollector {
       list.ring_[rank & (entries - 1)] = C.list_waives && (waived >> bit & 1) != 0 ? key | kWaived : key;
     }
   }
-  // By one warp, a word after the other: lists with many granules have them in few words.
+  // For one warp, which takes word after word: lists with many granules have them in few words.
   __device__ __forceinline__ void keep_words(int first_granule, u32 listed, u32 waived, int rank,
                                              const Interval& kept) const {
     for (u32 left = __ballot_sync(kAll, listed != 0); left != 0; left &= left - 1) {
@@ -239,7 +240,7 @@ struct ListCollector {
     at.rank = end;
   }
 
-  // The next granules from `from` on that may be listed. Where more than one window is left it begins at an entry.
+  // Finds the next window from granule `from` on. If more than one window is left, it begins at the next entry.
   __device__ __forceinline__ Interval find_window(int segment, int from) const {
     const Interval seen = list.seen(segment);
     if (seen.end - from > kListWindow) {
@@ -251,13 +252,14 @@ struct ListCollector {
     return {from, min(seen.end - from, kListWindow) + from};
   }
 
-  // The first key block from `from` on that any query block has on its list. Transposed lists do not tell.
+  // The first key block from `from` on that any of the query blocks lists. For transposed lists, which do not show it,
+  // this is `from`.
   __device__ __forceinline__ int next_block(int from) const {
     if (p.list.form == ListForm::transposed) return from;
     if (p.list.form == ListForm::bitmask) return next_bit(from);
     int nearest = next_entry(p.list.partial, from);
     if (p.list.has_full) nearest = min(nearest, next_entry(p.list.full, from));
-    return max(__reduce_min_sync(kAll, nearest), from);  // entries in disorder lead nowhere else
+    return max(__reduce_min_sync(kAll, nearest), from);  // entries that are not sorted must not lead back
   }
   __device__ __forceinline__ int next_entry(const TileTable& table, int from) const {
     int nearest = kNone;
@@ -289,8 +291,8 @@ struct ListCollector {
     return kNone;
   }
 
-  // Sets the bits of one list's granules in a window. Rows of several query blocks see all of their lists' granules;
-  // which row sees which is then tested key by key.
+  // Sets the bits of one list's granules in a window. If rows belong to several query blocks, the granules of all their
+  // lists are taken, and whether a row sees a key is then tested element by element.
   __device__ __forceinline__ void mark(const TileTable& table, int segment, const Interval& window, u32* to) const {
     if (window.begin >= window.end) return;
     const int first = block_of(segment, window.begin * C.granule);
@@ -308,7 +310,7 @@ struct ListCollector {
     for (int qb = list.query_blocks_.begin; qb < list.query_blocks_.end; ++qb) {
       if (p.list.form == ListForm::indices) {
         const ListRow row = reader().row(table, qb);
-        int i = row.count > 64 ? row.lower_bound(first) : 0;  // few entries are read at once
+        int i = row.count > 64 ? row.lower_bound(first) : 0;  // a short list is read from its start
         for (i += collector(); i < row.count; i += collectors) {
           const int listed = row.entries[i];
           if (row.count > 64 && listed > last) break;
@@ -325,7 +327,8 @@ struct ListCollector {
       }
     }
   }
-  // Blocks `first` to `last` of a bitmask, which are granules: the window's words are the list's, moved to begin there.
+  // The same for key blocks `first` to `last` of a bitmask whose blocks are granules: the window's words are those of
+  // the list, shifted to begin at `first`.
   __device__ __forceinline__ void mark_words(const TileTable& table, int first, int last, u32* to) const {
     const int own = first + collector() * 32;
     if (own > last || (collectors > 32 && collector() >= 32)) return;

@@ -31,7 +31,7 @@ TileTable table_of(const TileList& list, const Tensor& counts, const Tensor& ind
   return table;
 }
 
-// The rows of a query block, which own its row of a skip state's list.
+// The rows of a tile that owns a row of a skip state's list: those of a query block.
 int row_tile_of_skip(const Problem& problem, int fewest) {
   const std::int64_t rows = std::min(problem.block_q, problem.seqlen_q);
   return rows <= fewest ? fewest : rows <= 64 ? 64 : 128;
@@ -44,9 +44,9 @@ void choose_list_tiles(FwdConfig& config, const Problem& problem, std::int64_t p
   const int widest = std::max(config.d, config.dv);
   config.tiles = Tiles::list;
   const int smallest_granule = depth_of_product(config.type);  // keys: what one mma of P and V takes
-  // 16 rows a warp where registers leave none beside 32.
+  // A warp has 16 rows if registers do not suffice for 32.
   if (!wgmma && (config.tile_kv < 64 || widest > 64)) config.tile_q = std::min(config.tile_q, 64);
-  // Rows of one list block, or of all queries if one block has them all, make whole tiles.
+  // A query block's rows must be whole tiles. If one block has all queries, any tile will do.
   const std::int64_t rows = problem.block_q >= problem.seqlen_q ? config.tile_q : problem.block_q * packed_heads;
   const int fewest = !wgmma ? 32 : widest <= 128 ? 64 : 128;
   while (config.tile_q > fewest && rows % config.tile_q != 0) config.tile_q /= 2;
@@ -63,7 +63,7 @@ void choose_list_tiles(FwdConfig& config, const Problem& problem, std::int64_t p
   config.tile_kv = std::min(config.tile_kv, most_keys);
   const std::int64_t granule = std::min<std::int64_t>(largest_power_of_two_in(problem.block_kv), config.tile_kv);
   config.granule = config.list_elements ? config.tile_kv : static_cast<int>(granule);
-  if (config.skip != Skip::none) {  // 16 rows a warp, and no tile of keys gathers two of the list's
+  if (config.skip != Skip::none) {  // a warp has 16 rows, and a tile of keys lies in one key block
     config.warps = config.tile_q / 16;
     if (!config.list_elements) config.tile_kv = config.granule;
   }

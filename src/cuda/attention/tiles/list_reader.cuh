@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Reads a tile list in any of its forms. Counts and entries come from the device and are clamped or tested where they
-// are read: whatever they hold, nothing outside the tensors is addressed.
+// are read, so that no address is outside of the tensors whatever they contain.
 #pragma once
 
 #include "cuda/attention/kv/sequence.cuh"
@@ -33,7 +33,7 @@ struct ListRow {
   }
 };
 
-/// What of a word of a skip state's list is computed: docs/skip-state.md, equation 1.
+/// The key blocks that are computed, of a word of a skip state's list: docs/skip-state.md, equation 1.
 __device__ __forceinline__ u32 with_musts(const SkipParams& skip, u32 listed, int word) {
   if (skip.must_do != nullptr) listed |= skip.must_do[word];
   return skip.must_skip != nullptr ? listed & ~skip.must_skip[word] : listed;
@@ -45,7 +45,7 @@ struct ListReader {
   int batch;
   int head;
 
-  /// `head`: first query head of the block, `kv_head` its key head.
+  /// `query_head`: the first query head of the block; `kv_head`: its key head.
   __device__ __forceinline__ ListReader(const ListParams& params, int b, int query_head, int kv_head)
       : p(params), batch(b), head(params.heads == ListHeads::q ? query_head : kv_head) {}
 
@@ -63,7 +63,7 @@ struct ListReader {
     return static_cast<const u32*>(table.entries)[batch * e[0] + head * e[1] + query_block * e[2] + word];
   }
 
-  /// Both blocks within the problem's.
+  /// Both blocks must exist.
   __device__ __forceinline__ bool contains(const TileTable& table, int query_block, int key_block) const {
     if (p.form == ListForm::bitmask) return (bits(table, query_block, key_block / 32) >> (key_block % 32) & 1) != 0;
     if (p.form == ListForm::indices) return row(table, query_block).any(key_block, key_block);

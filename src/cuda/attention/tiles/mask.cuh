@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Who sees whom. Sequence ends, windows (a causal mask is one whose right side is 0), compressed causal masks and
-// chunks come down to one interval of keys for each query, and to one interval of queries for each key. So an element
-// test is two comparisons. Both intervals move monotonically, so that a tile needs no test when it lies within those of
-// the other side's first and last line.
+// Interval masks. Sequence ends, windows (a causal mask is one whose right side is 0), compressed causal masks and
+// chunks together give each query one interval of keys that it sees, and each key one interval of queries that see it.
+// So an element test is two comparisons. Both intervals move monotonically. So a tile needs no test if it lies within
+// the intervals of its first and its last line.
 #pragma once
 
 #include "cuda/attention/kv/sequence.cuh"
@@ -10,7 +10,7 @@
 
 namespace tessera::cuda {
 
-/// What masks ask of a configuration: which there are besides a window, which is always tested.
+/// What masks require of a configuration: which of them there are besides a window, which is always tested.
 template <class Config>
 concept MaskConfig = requires(const Config& c) {
   bool{c.compressed_causal};
@@ -26,13 +26,13 @@ struct Interval {
 /// Floor of a / b for b > 0.
 __device__ __forceinline__ i64 divide_down(i64 a, i64 b) { return a >= 0 ? a / b : -((-a + b - 1) / b); }
 
-/// Far enough from every index that sums of two still fit.
+/// Clamps x to ±2^30, so that adding an index to it does not overflow.
 __device__ __forceinline__ int to_int(i64 x) {
   constexpr i64 most = i64{1} << 30;
   return static_cast<int>(min(max(x, -most), most));
 }
 
-/// The keys of one segment that a query sees, in 32 bits from a first query on.
+/// The keys of one segment that a query sees, in 32 bits relative to a first query.
 template <MaskConfig auto C>
 struct KeysOfQueries {
   int first_query;
@@ -84,7 +84,7 @@ struct KeysOfQueries {
   }
 };
 
-/// The queries that see a key of one segment, in 32 bits from a first key on: the inverse of KeysOfQueries.
+/// The queries that see a key of one segment, in 32 bits relative to a first key: the inverse of KeysOfQueries.
 template <MaskConfig auto C>
 struct QueriesOfKeys {
   int first_key;
@@ -92,9 +92,9 @@ struct QueriesOfKeys {
   int end;
   int length;   // keys of the segment
   int queries;  // of the sequence
-  // Compressed causal mask: all queries see keys below seen_by_all, none sees one from seen_by_none on. In between the
-  // first query that sees a key is key · compressed_stride + compressed_begin. That sum fits 64 bits, its parts may
-  // not.
+  // Compressed causal mask: all queries see keys below seen_by_all, none sees keys from seen_by_none on. The first
+  // query that sees a key in between is key · compressed_stride + compressed_begin. That sum fits 64 bits; its terms
+  // may not.
   int seen_by_all = 0, seen_by_none = 0;
   u64 compressed_begin = 0, compressed_stride = 0;
   // Chunks: positions of the first key and of query 0, raised so that a key's is not negative.
@@ -165,7 +165,7 @@ struct Distances {
   }
 
   __device__ __forceinline__ float near_of(int query) const { return static_cast<float>(near + query - first_query); }
-  /// `near_query`: near_of() the query; `column`: of the key, counted from the first one.
+  /// `near_query`: near_of() of the query; `column`: that of the key, counted from the first key.
   __device__ __forceinline__ float of(float near_query, int column) const {
     return fabsf(__fadd_rn(far, near_query - static_cast<float>(column)));
   }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Heads that share keys, packed into the rows of a tile.
+// Heads that share keys (GQA), packed into the rows of a tile.
 #pragma once
 
 #include "cuda/attention/tiles/tile_schedule.cuh"
@@ -16,8 +16,8 @@ struct PackedRow {
       : query(ptx::divide(row, group)), head(static_cast<int>(row - query * group.value)) {}
 };
 
-/// Addresses of a block's packed rows in a tensor (batch, row, head). The launch refuses row strides of 2^29 elements
-/// and more, so that a row's stride in bytes fits 32 bits.
+/// Addresses of a block's packed rows in a tensor (batch, row, head). A row stride in bytes fits 32 bits, because the
+/// launch refuses row strides of 2^29 elements and more.
 struct PackedRows {
   const char* first;  // query 0 of the sequence, first head of the block
   int row_stride;

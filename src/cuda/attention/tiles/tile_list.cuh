@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The tiles of keys that a tile list leaves, as a block walks them: several granules of C.granule keys to a kernel tile
-// where the list's tiles are smaller. The granules lie in order in a ring in shared memory, of the same size for every
-// list; tiles/list_collector.cuh counts them and fills it.
+// The tiles of keys of a tile list, as a block walks them. If the list's blocks are smaller than a kernel's tile, the
+// tile gathers several granules of C.granule keys. The granules lie in order in a ring in shared memory, whose size
+// does not depend on the list; tiles/list_collector.cuh counts them and fills the ring.
 #pragma once
 
 #include "cuda/attention/tiles/tile_range.cuh"
@@ -10,10 +10,10 @@
 namespace tessera::cuda {
 
 /// What an entry of the ring holds: the first key of a granule, and whether the list waives the user's mask there.
-inline constexpr int kNowhere = 1 << 30;  // fills up a tile: behind the keys of every segment
+inline constexpr int kNowhere = 1 << 30;  // pads a segment's last tile: it is behind all keys
 inline constexpr u32 kWaived = u32{1} << 31;
 
-/// What lists ask of a configuration, as FwdConfig names it.
+/// What lists require of a configuration, with the names of FwdConfig.
 template <class Config>
 concept ListConfig = WalkConfig<Config> && requires(const Config& c) {
   int{c.granule};
@@ -28,14 +28,14 @@ struct ListPart {
   Interval full{0, 0};      // keys that every row sees
 };
 
-/// Which rule moves the list on; other kernels than forwards have none.
+/// The rule that advances the list to the next step; only forwards have one.
 template <class Config>
 constexpr Skip skip_of(const Config& c) {
   if constexpr (requires { Skip{c.skip}; }) return c.skip;
   return Skip::none;
 }
 
-/// Whether the tiles are walked from the last to the first, of lists where that is decided at run time.
+/// Whether the tiles are walked from the last to the first, for lists for which that is decided at run time.
 template <bool at_run_time>
 struct WalkDirection {
   static constexpr bool descends = false;
@@ -45,8 +45,8 @@ struct WalkDirection<true> {
   bool descends = false;
 };
 
-/// Ranks number the granules of a row tile, those included that fill up the last tile of a segment. Rank r lies in the
-/// ring's entry r % entries; `entries`: a power of two.
+/// Ranks number the granules of a row tile, including those that pad the last tile of a segment. Rank r is in entry r %
+/// entries of the ring; `entries` is a power of two.
 template <ListConfig auto C, int entries = C.list_granules()>
 class TileList : public WalkDirection<skip_of(C) == Skip::threshold> {
  public:
@@ -54,7 +54,7 @@ class TileList : public WalkDirection<skip_of(C) == Skip::threshold> {
   static_assert(entries % granules == 0 && (entries & (entries - 1)) == 0);
 
   TileList() = default;
-  /// The same tiles, of another ring.
+  /// The same tiles, with another ring, from the first to the last.
   template <int size>
   __device__ __forceinline__ TileList(const TileList<C, size>& other, u32* ring)
       : ring_(ring),
@@ -67,7 +67,7 @@ class TileList : public WalkDirection<skip_of(C) == Skip::threshold> {
 
   __device__ __forceinline__ int count() const { return count_; }
 
-  /// In the order of the walk. Its granules must be in the ring.
+  /// Tile i in the order of the walk. Its granules must be in the ring.
   __device__ __forceinline__ KvTile at(int i) const {
     int index = first_tile_ + i;
     if constexpr (skip_of(C) == Skip::threshold) {
@@ -82,12 +82,12 @@ class TileList : public WalkDirection<skip_of(C) == Skip::threshold> {
     return {segment, first, first<full.begin, last + C.granule> full.end, waived, entry};
   }
 
-  /// Key of a column of a tile; beyond every sequence where nothing fills the tile up.
+  /// Key of a column of a tile; columns of padding have keys beyond every sequence.
   __device__ __forceinline__ int key(const KvTile& tile, int column) const {
     if constexpr (granules == 1) return tile.first + column;
     return first_key(tile.entry + column / C.granule) + column % C.granule;
   }
-  /// Columns of a tile that are keys of a segment of `length`: the first ones, since a tile's granules ascend.
+  /// How many columns of a tile are keys of a segment of `length`. These come first, because a tile's granules ascend.
   __device__ __forceinline__ int keys(const KvTile& tile, int length) const {
     int count = 0;
 #pragma unroll 1
@@ -99,17 +99,17 @@ class TileList : public WalkDirection<skip_of(C) == Skip::threshold> {
   __device__ __forceinline__ int moved(const KvTile& tile, int column) const {
     return granules == 1 ? 0 : key(tile, column) - column - tile.first;
   }
-  /// Whether the list waives the user's mask there.
+  /// Whether the list waives the user's mask for a column.
   __device__ __forceinline__ bool waives(const KvTile& tile, int column) const {
     return C.list_waives && (ring_[tile.entry + column / C.granule] & kWaived) != 0;
   }
 
-  /// Whether the row tile walks such granules of a segment if they are listed.
+  /// Whether the row tile sees these granules of a segment; then it walks them if they are listed.
   __device__ __forceinline__ bool sees(int segment, const Interval& granules_of_block) const {
     return max(granules_of_block.begin, seen(segment).begin) < min(granules_of_block.end, seen(segment).end);
   }
 
-  /// Ranks of the block's own tiles: those of its split.
+  /// Ranks of the tiles of the block's split.
   __device__ __forceinline__ Interval ranks() const {
     return {first_tile_ * granules, (first_tile_ + count_) * granules};
   }
@@ -131,7 +131,7 @@ class TileList : public WalkDirection<skip_of(C) == Skip::threshold> {
   ListPart first_;
   ListPart second_;
   Interval query_blocks_{0, 0};  // of the rows
-  int first_tiles_ = 0;          // of the first segment, of all splits
+  int first_tiles_ = 0;          // of the first segment, in all splits
   int first_tile_ = 0;           // of the block's split
   int count_ = 0;
 };

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tiles of keys without gaps: all between the first key that a row of the block sees and the last.
+// A contiguous range of tiles of keys: from the first key that some row of the block sees to the last.
 #pragma once
 
 #include "cuda/attention/tiles/mask.cuh"
@@ -9,31 +9,30 @@
 
 namespace tessera::cuda {
 
-/// What walks over tiles of keys ask of a configuration.
+/// What walks over tiles of keys require of a configuration.
 template <class Config>
 concept WalkConfig = RowTileConfig<Config> && MaskConfig<Config> && requires(const Config& c) {
   int{c.tile_kv};
   int{c.segments};
 };
 
-/// Tiles that splits of short sequences have at least; 0: all splits share what there is.
+/// The least number of tiles of a split of a short sequence; 0: all splits share the tiles.
 template <WalkConfig auto C>
 constexpr int least_share() {
   if constexpr (requires { C.least_share(); }) return C.least_share();
   return 0;
 }
 
-/// tile_kv keys of a segment, from `first` on unless a list's tile gathers several granules.
+/// tile_kv keys of a segment. They begin at `first`, unless the tile gathers several granules of a list.
 struct KvTile {
   int segment;
   int first;
   bool cut_begin, cut_end;  // some row of the block does not see the first, the last key
-  bool waived = false;      // the list waives the user's mask in all of the tile, unless that gathers granules
-  int entry = 0;            // of a forward's list: of the ring, of its first granule
+  bool waived = false;      // the list waives the user's mask in the whole tile; not set if the tile gathers granules
+  int entry = 0;            // with a forward's list, the ring's entry of the first granule
 };
 
-/// The tiles of `size` that cover what consecutive lines see of the other side: keys of a block's queries, or queries
-/// of its keys.
+/// The tiles of `size` that cover what consecutive lines see: the keys that queries see, or the queries that see keys.
 template <int size>
 struct TileSpan {
   int begin = 0;  // tile
@@ -41,7 +40,8 @@ struct TileSpan {
   Interval full{0, 0};  // what all the lines see; a tile that reaches beyond it is cut
 
   TileSpan() = default;
-  /// `bounds`: KeysOfQueries or QueriesOfKeys. Both move monotonically, so that the first and the last line tell.
+  /// `bounds`: KeysOfQueries or QueriesOfKeys. Their intervals move monotonically, so that those of the first and the
+  /// last line are enough.
   template <class Bounds>
   __device__ __forceinline__ TileSpan(const Bounds& bounds, int first_line, int last_line) {
     const Interval first = bounds.of(first_line);
@@ -80,11 +80,11 @@ class TileRange {
   __device__ __forceinline__ int keys(const KvTile& tile, int length) const {
     return min(length - tile.first, C.tile_kv);
   }
-  /// How far that is from where it would be in a tile without gaps.
+  /// How far the key of a column is from where it would be in a contiguous tile.
   __device__ __forceinline__ int moved(const KvTile& /*tile*/, int /*column*/) const { return 0; }
   __device__ __forceinline__ bool waives(const KvTile& tile, int /*column*/) const { return tile.waived; }
 
-  /// Tiles of a segment, numbered from its key 0 on, and one of them: for walks that leave some out.
+  /// The numbers of a segment's tiles, counted from its key 0, and the tile of a number: for walks that skip tiles.
   __device__ __forceinline__ Interval numbers(int segment) const {
     const int begin = segment == 0 ? first_.begin : second_.begin;
     return {begin, begin + (segment == 0 ? first_.count : second_.count)};
@@ -94,7 +94,7 @@ class TileRange {
     return tile_of(second_, number - second_.begin, 1);
   }
 
-  /// In the order of the walk.
+  /// Tile i in the order of the walk.
   __device__ __forceinline__ KvTile at(int i) const {
     const int index = last_ - i;
     if (C.segments == 1 || index < first_.count) return tile_of(first_, index, 0);
@@ -109,7 +109,7 @@ class TileRange {
     return {segment, key, key<span.full.begin, key + C.tile_kv> span.full.end};
   }
 
-  // `total` tiles to splits, the first of which have one more.
+  // Divides `total` tiles among the splits; the first ones have one more.
   __device__ __forceinline__ void share_out(const AttentionParams& p, const Block& block, int total) {
     int share = 0;
     int longer = 0;  // splits that have one tile more
@@ -125,8 +125,8 @@ class TileRange {
     count_ = share + (block.split < longer ? 1 : 0);
     last_ = block.split * share + min(block.split, longer) + count_ - 1;
   }
-  // Splits that have tiles: of short sequences fewer, so that none has less than the longest sequence gives each, or
-  // than least_share().
+  // The number of splits that have tiles. It is smaller for short sequences, so that each of these has at least as many
+  // tiles as a split of the longest sequence, or least_share() if that is less.
   static __device__ __forceinline__ int parts_of(const AttentionParams& p, int total) {
     i64 keys = i64{p.kv[0].capacity} + (C.segments == 2 ? p.kv[1].capacity : 0);
     keys = min(keys, max(i64{to_int(p.window_left)} + to_int(p.window_right) + p.seqlen_q, i64{1}));

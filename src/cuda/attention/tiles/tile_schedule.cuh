@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which block computes what: the order of row tiles that TileSchedule (shared/params.h) describes.
+// The row tile of each block, in the order that TileSchedule (shared/params.h) describes.
 #pragma once
 
 #include "cuda/ptx/math.cuh"
@@ -7,7 +7,7 @@
 
 namespace tessera::cuda {
 
-/// What the schedule asks of a configuration: packed rows of a tile.
+/// What the schedule requires of a configuration: packed rows of a tile.
 template <class Config>
 concept RowTileConfig = requires(const Config& c) { int{c.tile_q}; };
 
@@ -28,7 +28,7 @@ struct Block {
     const auto head_batch = static_cast<int>((l2_group - from_last) * p.schedule.head_batches.value + in_l2_group);
     return of_head_batch<C>(p, head_batch, p.schedule.tiles - 1 - from_last);
   }
-  /// `head_batch`: of all sequences and splits; `row_tile`: of it.
+  /// `head_batch`: its index among those of all sequences and splits; `row_tile`: the index among its row tiles.
   template <RowTileConfig auto C>
   static __device__ __forceinline__ Block of_head_batch(const AttentionParams& p, int head_batch, int row_tile) {
     const int sequence = ptx::divide(head_batch, p.schedule.heads);  // and split

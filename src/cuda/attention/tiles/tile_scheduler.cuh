@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// How many row tiles there are, for blocks that take one after another (tiles/tile_counter.cuh), and which one a number
-// is. Sequences of one length have equally many, in the order of p.schedule; each packed sequence has those of its own
-// length. Were there as many of each as of the longest, most would be nobody's, and blocks would wait for the warp that
+// The number of row tiles that persistent blocks take (tiles/tile_counter.cuh), and the row tile of a number. Sequences
+// of one length have equal numbers of tiles, in the order of p.schedule; each packed sequence has those of its own
+// length. If each had as many as the longest may have, most would have no rows, and blocks would wait for the warp that
 // draws and finds them (docs/experiments/gpu-lists-and-pages.md).
 #pragma once
 
@@ -11,11 +11,11 @@
 
 namespace tessera::cuda {
 
-/// What the scheduler asks of a configuration.
+/// What the scheduler requires of a configuration.
 template <class Config>
 concept SchedulerConfig = RowTileConfig<Config> && requires(const Config& c) { bool{c.varlen}; };
 
-/// By a warp.
+/// A whole warp calls its functions.
 template <SchedulerConfig auto C>
 class TileScheduler {
  public:
@@ -30,12 +30,13 @@ class TileScheduler {
 
   __device__ __forceinline__ int count() const { return C.varlen ? count_ : p.schedule.count; }
 
-  /// For packed sequences, which come one after the other, each in the order of p.schedule. `number`: below count();
-  /// later ones are larger. Behind all rows where there is none any more: who writes lengths while they are read loses
-  /// results, but no address follows from it, and the walk ends.
+  /// Returns the block of tile `number`, for packed sequences: they follow each other, each in the order of p.schedule.
+  /// `number` is below count() and greater than in the call before. If there is no such tile, because lengths are
+  /// written while they are read, the block's rows are behind all sequences: results are lost, but no invalid address
+  /// is used, and the walk ends.
   __device__ __forceinline__ Block at(int number) {
     int own;
-    int end;  // of this lane's sequence
+    int end;  // behind the tiles of this lane's sequence
     while (true) {
       own = of_sequence(first_);
       end = own;
@@ -59,20 +60,20 @@ class TileScheduler {
  private:
   static __device__ __forceinline__ int lane() { return static_cast<int>(threadIdx.x) % 32; }
 
-  // Heads and splits.
+  // The head_batches of a sequence: heads and splits.
   __device__ __forceinline__ int head_batches() const {
     return static_cast<int>(p.schedule.heads.value * p.splits.value);
   }
 
-  /// Row tiles of sequence first + lane.
+  /// Row tiles of sequence first + lane, of all its heads and splits.
   __device__ __forceinline__ int of_sequence(int first) const {
-    const int batch = min(first + lane(), p.batch - 1);  // loads in no branch may be under way together
+    const int batch = min(first + lane(), p.batch - 1);  // without a branch, loads overlap
     const Extent extent = find_extent(p.cu_seqlens_q, nullptr, batch, p.seqlen_q, p.total_q);
     const int tiles = divide_up(extent.capacity * static_cast<int>(p.group.value), C.tile_q);
     return first + lane() < p.batch ? tiles * head_batches() : 0;
   }
 
-  /// Row tile `number` of the `all` of a sequence, whose heads and splits are whole L2 groups.
+  /// Row tile `number` of the `all` of a sequence. The heads and splits of a sequence are whole L2 groups.
   __device__ __forceinline__ Block block_of(int batch, int all, int number) const {
     const int tiles = all / head_batches();
     const int together = static_cast<int>(p.schedule.head_batches.value);
@@ -85,7 +86,7 @@ class TileScheduler {
 
   const AttentionParams& p;
   int count_ = 0;
-  int first_ = 0;   // of 32 sequences: where the last number was found
+  int first_ = 0;   // first of the 32 sequences that have the last number
   int before_ = 0;  // row tiles of the sequences in front of it
 };
 

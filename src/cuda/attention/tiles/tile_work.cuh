@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What policies ask of the work of a block, whatever kernel it belongs to.
+// What policies require of the work of a block, whatever its kernel.
 #pragma once
 
 #include "cuda/attention/tiles/tile_range.cuh"
@@ -16,7 +16,7 @@ concept TileWork = requires(const Work& work, const KvTile& tile, int column) {
   bool{work.tiles.waives(tile, column)};
 };
 
-/// The same of a block that knows which of its tiles may hide keys.
+/// The same for a block that knows which of its tiles may hide keys.
 template <class Work>
 concept HidingWork = TileWork<Work> && requires(const Work& work, const KvTile& tile, int i) {
   int{work.tiles.count()};
