@@ -4,11 +4,12 @@
 
 usage: bench/gradient_errors.py [--device cpu|cuda] [--json FILE] [--length N] [--long N] [--dims N ...] [--seed N]
 Inputs: N(0, 1); rows dominated by one key (scores times 8); keys that repeat, eight of a kind, likewise; long causal
-rows. Of dq, dk and dv the largest error and the root mean square, over the largest and the root mean square of the
-gradient in double. Beside Tessera with the residual of O and without: torch's unfused path, each backend of
-scaled_dot_product_attention that takes the tensors, and the yardstick, an unfused backward in fp32 that rounds P, dP
-and dS to the type. Prints, last, each one's largest and root-mean-square errors over the yardstick's, the worst of the
-three gradients. Needs the tessera package and torch.
+rows. The errors of dq, dk and dv are the largest and the root mean square, divided by the largest and the root mean
+square of the gradient in double. Tessera is measured with the residual of O and without. Its peers are torch's unfused
+path, each backend of scaled_dot_product_attention that takes the tensors, and on a GPU FlashAttention-4 where it is
+installed. The yardstick is an unfused backward in fp32 that rounds P, dP and dS to the type. The table that is printed
+last has the largest and root-mean-square errors of each, divided by the yardstick's; the worst of the three gradients
+counts. Needs the tessera package and torch.
 """
 
 from __future__ import annotations
@@ -85,6 +86,19 @@ def sdpa(inputs: Inputs, backend: SDPBackend) -> Gradients:
         return by_autograd(inputs, attention)
 
 
+def flash_attention_4() -> Callable[[Inputs], Gradients] | None:
+    try:
+        from flash_attn.cute import flash_attn_func
+    except ImportError:
+        return None
+
+    def attention(inputs: Inputs, *leaves: Tensor) -> Tensor:
+        out = flash_attn_func(*leaves, causal=inputs.causal)
+        return out[0] if isinstance(out, tuple) else out
+
+    return lambda x: by_autograd(x, lambda *leaves: attention(x, *leaves))
+
+
 def measured(device: str, dtype: torch.dtype) -> dict[str, Callable[[Inputs], Gradients]]:
     def ours(keep: bool) -> Callable[[Inputs], Gradients]:
         return lambda x: by_autograd(x, lambda *qkv: tessera.attention(*qkv, causal=x.causal, keep_residual=keep))
@@ -92,11 +106,13 @@ def measured(device: str, dtype: torch.dtype) -> dict[str, Callable[[Inputs], Gr
     backends = {"SDPA flash": SDPBackend.FLASH_ATTENTION, "torch math": SDPBackend.MATH}
     if device != "cpu":
         backends |= {"SDPA cuDNN": SDPBackend.CUDNN_ATTENTION, "SDPA efficient": SDPBackend.EFFICIENT_ATTENTION}
+    peer = flash_attention_4() if device != "cpu" else None
     return {
         YARDSTICK: lambda x: unfused(x, torch.float32, lambda y: y.to(dtype).float()),
         "tessera": ours(True),
         "tessera, keep_residual=False": ours(False),
         **{name: lambda x, b=backend: sdpa(x, b) for name, backend in backends.items()},
+        **({"FlashAttention-4": peer} if peer else {}),
     }
 
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One call for the common case; it plans, runs and forgets.
+// One call for the common case, on the CPU: it makes a plan, runs it and keeps nothing.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How a problem will be computed: a pure function of problem, target and wishes. No GPU is touched.
+// A plan says how a problem is computed. It is a pure function of problem, target and wishes; making it touches no GPU.
 #pragma once
 
 #include <cstddef>
@@ -15,27 +15,28 @@
 
 namespace tessera {
 
-/// Where a plan will run. Target::cpu() is this machine's CPU; CUDA targets carry what a plan needs to know of the
-/// chip.
+/// Where a plan will run. Target::cpu() is this machine's CPU; CUDA targets hold the properties of the chip on which a
+/// plan depends.
 struct Target {
   DeviceType device = DeviceType::cpu;
   int threads = 0;                 // cpu: worker threads, 0 = what OpenMP would use
   std::string isa;                 // cpu: "" for the best this machine has, else one of cpu_isas()
   int sm = 0;                      // cuda: compute capability, 90 for SM90
-  std::int64_t shared_memory = 0;  // cuda: opt-in bytes a block
+  std::int64_t shared_memory = 0;  // cuda: opt-in shared memory per block, in bytes
   int multiprocessors = 0;
-  int index = 0;          // cuda: which of the driver's devices
-  bool emulated = false;  // cuda: another chip's budget on this one
+  int index = 0;          // cuda: index of the driver's device
+  bool emulated = false;  // cuda: a plan for another chip than the one that runs it, see emulate()
 
   static Target cpu(int threads = 0, std::string isa = {});
   /// A chip of this compute capability, present or not.
   static Target cuda(int sm);
-  /// The GPU `index` of this machine; −1 for the one whose context is current on this thread, or 0. Throws
-  /// Error{unsupported} without a driver, Error{invalid_argument} for an index that there is not.
+  /// GPU `index` of this machine; −1: the one whose context is current on this thread, or GPU 0 if there is none.
+  /// Throws Error{unsupported} without a driver, Error{invalid_argument} for an index that no GPU has.
   static Target cuda_device(int index = -1);
-  /// The plan of a chip of capability `sm` on the GPU that is there: its shared memory, the present multiprocessors.
-  /// A forward then runs as many blocks on each of these as that shared memory has room for.
-  /// Throws as cuda_device does, and Error{unsupported} when the present chip is older or has less shared memory.
+  /// A target for running plans of a chip of compute capability `sm` on GPU `index`. It has that chip's shared memory
+  /// and this GPU's multiprocessors. A forward then runs only as many blocks on each multiprocessor as that shared
+  /// memory holds. Throws as cuda_device does, and Error{unsupported} if this GPU has less shared memory, if `sm` is 90
+  /// and this GPU is not 9.0, or if `sm` is above 90 and this GPU is older than 9.0.
   static Target emulate(int sm, int index = -1);
   bool operator==(const Target&) const = default;
   [[nodiscard]] std::string to_string() const;
@@ -44,14 +45,14 @@ struct Target {
 /// Instruction sets that this build has and this machine can run, best first ("avx3", "avx2", "sse4", …).
 std::vector<std::string> cpu_isas();
 
-/// What the caller would like instead of the default choice. A wish that cannot be met is refused with the reason.
+/// The caller's choices, which replace the default ones. make_plan refuses a wish that it cannot meet, with the reason.
 struct Wishes {
   std::string implementation;           // "cpu.tiled", "cpu.reference"
-  std::optional<std::int64_t> tile_q;   // query rows a tile (all heads of a group together)
-  std::optional<std::int64_t> tile_kv;  // keys a tile
-  std::optional<std::int64_t> splits;   // parts of the keys, in a backward of the rows, computed apart and combined
-  std::optional<std::int64_t> stages;   // cuda: tiles of keys and values in flight
-  std::optional<std::int64_t> warps;    // cuda: warps a block
+  std::optional<std::int64_t> tile_q;   // query rows per tile, over all heads of a group
+  std::optional<std::int64_t> tile_kv;  // keys per tile
+  std::optional<std::int64_t> splits;   // parts of the keys (backward: of the rows), computed apart and combined
+  std::optional<std::int64_t> stages;   // cuda: tiles of keys and values in flight (pipeline stages)
+  std::optional<std::int64_t> warps;    // cuda: warps per block
   std::string loader;                   // cuda: "cp_async", "tma"
   /// From "tile_q=64 tile_kv=128 splits=2 implementation=cpu.tiled". Throws Error{parse}.
   static Wishes parse(std::string_view text);
@@ -59,10 +60,10 @@ struct Wishes {
   bool operator==(const Wishes&) const = default;
 };
 
-/// The outcome for one row of the table of implementations.
+/// Whether one row of the table of implementations supports the problem.
 struct Candidate {
   std::string name;
-  Support support;  // reason when refused
+  Support support;  // with the reason if it does not
 };
 
 namespace detail {
@@ -77,8 +78,8 @@ class Plan {
   [[nodiscard]] const Target& target() const noexcept;
   [[nodiscard]] const std::string& implementation() const noexcept;
   [[nodiscard]] std::size_t workspace_bytes() const noexcept;
-  /// Several lines: the problem, the target, what was chosen with its tiles, splits, threads and workspace, and for
-  /// every implementation refused, why.
+  /// Several lines: the problem, the target with its threads, the chosen implementation with its tiles, splits and
+  /// workspace, and the reason of each refusal.
   [[nodiscard]] std::string explain() const;
   [[nodiscard]] const std::vector<Candidate>& candidates() const noexcept;
   [[nodiscard]] const detail::PlanState& state() const noexcept { return *state_; }
@@ -88,10 +89,12 @@ class Plan {
 };
 
 /// Chooses the first implementation in the table that supports the problem on the target and can meet the wishes.
-/// Throws Error{unsupported} listing every candidate's reason, or what Problem::check throws.
+/// Throws Error{unsupported} with the reasons of all implementations for this device, operation and pass (of the one
+/// that the wishes name, if they name one), Error{invalid_argument} for wishes out of range, and what Problem::check
+/// throws.
 Plan make_plan(const Problem& problem, const Target& target = Target::cpu(), const Wishes& wishes = {});
 
-/// Whether make_plan would succeed; the reason if not. Never throws for a well-formed problem.
+/// Whether make_plan would find an implementation; the reason if not. Throws only what Problem::check throws.
 Support supports(const Problem& problem, const Target& target = Target::cpu(), const Wishes& wishes = {});
 
 }  // namespace tessera

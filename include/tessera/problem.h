@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What is to be computed: no device, no data, no pointer. docs/semantics.md defines every field.
+// A problem says what is to be computed; it has no device, no data and no pointer. docs/semantics.md defines every
+// field.
 #pragma once
 
 #include <cstdint>
@@ -27,30 +28,32 @@ enum class Layout : std::uint8_t { dense, varlen };
 enum class KvLayout : std::uint8_t { dense, varlen, paged_table, paged_csr };
 enum class Rotary : std::uint8_t { none, half, interleaved };
 enum class MassKind : std::uint8_t { none, mean, rms };
-/// How the state of a head of linear attention lies in memory: rows of V or rows of K, the other contiguous.
+/// Layout of a head's state in linear attention: vk is (dv, d), kv is (d, dv), the last dimension contiguous.
 enum class StateLayout : std::uint8_t { vk, kv };
-/// How a bf16 state is rounded when it is written: to nearest, or up or down by chance so that the expected value is
+/// How a bf16 state is rounded when it is written: to nearest, or up or down at random so that the expected value is
 /// exact.
 enum class Rounding : std::uint8_t { nearest, stochastic };
-/// By what nsa_select chooses blocks: sums of probabilities over compressed keys, or products with one compressed key.
+/// How nsa_select scores blocks: `dot` by products with the one compressed key of a block, `softmax` by sums of
+/// probabilities over compressed keys.
 enum class SelectScore : std::uint8_t { dot, softmax };
-/// Whose scores a tile of queries shares: its first row's, those of the mean of its rows, or the largest of any row.
+/// The scores that the rows of a query tile share: those of the first row, those of the mean of the rows, or the
+/// largest of any row.
 enum class TileReduce : std::uint8_t { first, mean, max };
-/// When a row sees a compressed key under nsa_select's causal mask: once its block is complete, or once it has begun,
-/// which shows the row later tokens.
+/// When a row sees a compressed key under nsa_select's causal mask: once its block is complete, or once its block has
+/// begun. In the second case the row sees later tokens.
 enum class BlockVisible : std::uint8_t { complete, started };
-/// Gates of the three branches: a sigmoid of q times a weight, bound, or 1/3.
+/// Gates of the three branches: the sigmoid of q times a weight, bound values, or 1/3.
 enum class GateKind : std::uint8_t { sigmoid, given, mean };
-/// Which 8-bit elements share a descale: those of a (batch, key head), of a block of a head's tokens, or of a row.
+/// Which 8-bit elements share a descale: those of a (batch, key head), of a block of a head's tokens, or of one row.
 enum class Grain : std::uint8_t { head, block, token };
 enum class Metadata : std::uint8_t { trust, clamp, report };
 
 /// One source of keys and values. Two of them may share one softmax (segments).
 struct KvSource {
   KvLayout layout = KvLayout::dense;
-  std::int64_t seqlen = 0;     // longest length of a sequence (dense: the tensor's length)
+  std::int64_t seqlen = 0;     // length of the longest sequence (dense: the tensor's length)
   std::int64_t total = 0;      // varlen: capacity in tokens
-  std::int64_t page_size = 0;  // paged: tokens a page, 1 and more
+  std::int64_t page_size = 0;  // paged: tokens per page, 1 or more
   std::int64_t pages = 0;      // paged: pages in the pool
   bool seqused = false;        // per-sequence lengths are bound (always so for paged_table)
   bool operator==(const KvSource&) const = default;
@@ -68,22 +71,22 @@ struct TileList {
   Form form = Form::none;
   Heads heads = Heads::q;
   bool per_batch = true;  // false: the batch dimension of the list is 1
-  bool full = false;      // a second, disjoint list of full tiles is bound (the user's mask is waived there)
+  bool full = false;      // a second, disjoint list of full tiles is bound, in which the user's mask is not evaluated
   explicit operator bool() const noexcept { return form != Form::none; }
   bool operator==(const TileList&) const = default;
 };
 
-/// How the bitmask list of a forward lives across the steps of a diffusion run (docs/skip-state.md): a run reads the
-/// list and leaves the next step's in its place.
+/// How a forward updates its bitmask list across the steps of a diffusion run (docs/skip-state.md): a run reads the
+/// list and writes the next step's list in its place.
 struct SkipRule {
   enum class Kind : std::uint8_t {
     none,
     mass,       // a tile is kept while its remembered probability mass is above the step's threshold
-    threshold,  // LiteAttention's: while a row's score there beats the maximum so far by the step's threshold
+    threshold,  // LiteAttention's: kept while a row's largest score in it exceeds its previous maximum + the threshold
   };
   Kind kind = Kind::none;
-  bool own_lse = false;     // mass: by this step's LSE, not by the step's before
-  std::int64_t growth = 1;  // mass: eighths of an octave by which the memory of a tile left out grows a step
+  bool own_lse = false;     // mass: normalise by this step's LSE, not by the previous step's
+  std::int64_t growth = 1;  // mass: the mass of a tile left out grows by 2^(growth / 8) a step
   explicit operator bool() const noexcept { return kind != Kind::none; }
   bool operator==(const SkipRule&) const = default;
 };
@@ -95,75 +98,76 @@ struct Window {
   bool operator==(const Window&) const = default;
 };
 
-/// Compressed key block j stands for tokens j·stride … j·stride + length − 1; visible when complete.
+/// Compressed key j stands for tokens j·stride … j·stride + length − 1; it is visible once they are complete.
 struct CompressedCausal {
   std::int64_t length = 0;
   std::int64_t stride = 0;
   bool operator==(const CompressedCausal&) const = default;
 };
 
-/// What combine alone has.
+/// Fields of combine only.
 struct Combine {
   std::int64_t parts = 2;  // partial results
   bool operator==(const Combine&) const = default;
 };
 
-/// What kv_append alone has.
+/// Fields of kv_append only.
 struct KvAppend {
   Rotary rotary = Rotary::none;
   std::int64_t rotary_dim = 0;  // multiple of 2, at most head_dim_qk
   bool operator==(const KvAppend&) const = default;
 };
 
-/// What linear_decode and linear_chunk alone have. Their seqlen_q is the tokens of a step or of the longest sequence,
-/// heads_kv is heads_q, head_dim_qk and head_dim_v are the sizes of a state.
+/// Fields of linear_decode and linear_chunk only. For these, seqlen_q is the number of tokens of a step or of the
+/// longest sequence, heads_kv is heads_q, and a state has the dimensions head_dim_qk and head_dim_v.
 struct LinearStates {
-  std::int64_t states = 0;         // in the pool; linear_chunk: 0 begins with zeros and keeps no state
-  DType state_type = DType::fp32;  // or bf16: read to fp32, rounded once when written
+  std::int64_t states = 0;         // states in the pool; linear_chunk with 0 begins with zeros and keeps no state
+  DType state_type = DType::fp32;  // fp32 or bf16; bf16 is widened to fp32 when read and rounded once when written
   StateLayout state_layout = StateLayout::vk;
-  // linear_decode: tokens of a sequence that wait beside its state, 0 to write every step's; then seqlen_q may be 0,
-  // which puts them all into the state.
+  // linear_decode: the most tokens of a sequence that wait beside its state; 0: each step is added to the state at
+  // once. With a ring, seqlen_q may be 0: such a step adds all waiting tokens to the state.
   std::int64_t ring = 0;
-  Rounding rounding = Rounding::nearest;  // linear_decode, for bf16 states; stochastic: by the call's seed and offset
+  Rounding rounding = Rounding::nearest;  // linear_decode, for bf16 states; stochastic uses the call's seed and offset
   bool operator==(const LinearStates&) const = default;
 };
 
-/// What nsa_pool, nsa_select and nsa_gate have (docs/nsa.md). Tokens of compressed keys are kv's, dense or packed.
+/// Fields of nsa_pool, nsa_select and nsa_gate (docs/nsa.md). `kv` describes the tokens of which compressed keys are
+/// made, dense or varlen.
 struct Nsa {
   std::int64_t length = 64;  // nsa_pool, nsa_select: tokens of a compressed block
-  std::int64_t stride = 64;  // from one block to the next, at most length
-  bool project = false;      // nsa_pool: means are multiplied by a matrix of each key head
+  std::int64_t stride = 64;  // tokens between the starts of neighbouring blocks, at most length
+  bool project = false;      // nsa_pool: each key head multiplies its means by a matrix
   // nsa_select:
   std::int64_t block = 64;   // tokens of a selection block
-  std::int64_t top = 16;     // blocks in a list, forced ones among them
+  std::int64_t top = 16;     // the most blocks in a list, including those that are always taken
   std::int64_t tile = 1;     // query rows that share a list
   bool query_heads = false;  // a list for each query head, not for each key head
   SelectScore score = SelectScore::dot;
   TileReduce reduce = TileReduce::first;
   BlockVisible visible = BlockVisible::complete;
-  std::int64_t initial = 1;            // first blocks of the sequence that are always taken
-  std::int64_t local = 2;              // likewise the tile's own blocks and local − 1 before them; 0: none
-  bool causal = false;                 // row i is token i and sees nothing behind it
-  std::int64_t compressed_top = 0;     // blocks of compressed keys in a second list, for attention to these; 0: no list
-  std::int64_t compressed_block = 64;  // compressed keys of such a block
+  std::int64_t initial = 1;            // number of first blocks of the sequence that are always taken
+  std::int64_t local = 2;              // likewise: the tile's own blocks and local − 1 before them; 0: none
+  bool causal = false;                 // a row sees no token after its own
+  std::int64_t compressed_top = 0;     // the most blocks of a second list, for attention to compressed keys; 0: no list
+  std::int64_t compressed_block = 64;  // compressed keys per block of that list
   GateKind gate = GateKind::sigmoid;   // nsa_gate
   bool operator==(const Nsa&) const = default;
 };
 
-/// What attention of 8-bit operands and quantize have (docs/quantization.md).
+/// Fields of quantize and of attention with 8-bit operands (docs/quantization.md).
 struct Quantization {
   Grain grain = Grain::head;
-  std::int64_t block = 64;  // of Grain::block: tokens
-  bool smooth = false;      // K is without its mean over the sequence: quantize writes the mean, attention adds it
+  std::int64_t block = 64;  // with Grain::block: tokens per block
+  bool smooth = false;      // K's mean over the sequence is subtracted: quantize writes the mean, attention adds it
   // quantize:
-  bool hadamard = false;  // rows are rotated first: random signs by the call's seed, then a Hadamard matrix
-  bool given = false;     // descales are bound, not found
-  bool counts = false;    // how many elements were out of range is written
+  bool hadamard = false;  // rows are rotated first: random signs from the call's seed, then a Hadamard matrix
+  bool given = false;     // descales are inputs and not computed
+  bool counts = false;    // the number of elements that were out of range is written
   bool operator==(const Quantization&) const = default;
 };
 
-/// What all operations share, attention's fields, and a struct for each other operation. Problem::check refuses fields
-/// of operations other than the problem's.
+/// Fields that all operations share, those of attention, and a struct for each other operation. Problem::check refuses
+/// fields that are set and belong to other operations only.
 struct Problem {
   Operation operation = Operation::attention;
   Pass pass = Pass::forward;
@@ -179,7 +183,7 @@ struct Problem {
   DType q_type = DType::fp32;
   DType k_type = DType::fp32;
   DType v_type = DType::fp32;
-  DType o_type = DType::fp32;  // also of dout; combine: q_type is that of o_parts; quantize: what it writes
+  DType o_type = DType::fp32;  // also of dout; combine: o_parts has q_type; quantize: the type of its output
 
   Layout q_layout = Layout::dense;
   bool seqused_q = false;
@@ -202,29 +206,29 @@ struct Problem {
   // Tiles.
   std::int64_t block_q = 64;
   std::int64_t block_kv = 64;
-  TileList list;                               // of the forward, and of the backward unless bwd_list says otherwise
+  TileList list;                               // of the forward, and of the backward without a bwd_list
   TileList bwd_list;                           // backward only: a truncated gradient under the forward's own LSE
   TileList::Form next = TileList::Form::none;  // list written by the forward: indices or bitmask
   float next_threshold = 0.0F;                 // a tile is kept when its mass is above this
-  SkipRule skip;                               // the forward's list is a SkipState's, which the run moves on a step
+  SkipRule skip;                               // the forward's list is a SkipState's; the run advances it by a step
   MassKind mass = MassKind::none;              // probability mass per tile (batch, heads_q, query blocks, key blocks)
   bool mass_prior_lse = false;                 // normalise by prior_lse in the bindings, not by this run's LSE
   // Outputs and gradients.
   bool lse = false;         // forward: write the LSE (backward always reads it)
-  bool residual = false;    // what rounding o to 16 bits lost: the forward writes o_residual, the backward reads it
+  bool residual = false;    // rounding error of an o with 16 bits: the forward writes o_residual, the backward reads it
   bool dlse = false;        // backward: a gradient of the LSE comes in
   bool grad_fp32 = false;   // dq, dk, dv are fp32 whatever q, k, v are
-  bool accumulate = false;  // dq, dk, dv, dsink are added to; needs fp32 gradients
+  bool accumulate = false;  // gradients are added to dq, dk, dv, dsink; needs grad_fp32
   // Promises.
   bool deterministic = false;  // the backward gives the same bits in every run of a plan; the forward always does
   bool batch_invariant = false;
   Metadata metadata = Metadata::clamp;
-  // What other operations than attention have of their own.
+  // Fields of other operations.
   Combine combine;
   KvAppend append;
   LinearStates linear;
   Nsa nsa;
-  Quantization quantization;  // attention's too
+  Quantization quantization;  // of attention, too
 
   bool operator==(const Problem&) const = default;
 
@@ -234,13 +238,13 @@ struct Problem {
   static Problem parse(std::string_view text);
   /// The shortest line that parses back to an equal problem.
   [[nodiscard]] std::string to_string() const;
-  /// Every rule that needs no bindings. Throws Error.
+  /// Checks every rule that needs no bindings. Throws Error.
   void check() const;
 
   [[nodiscard]] bool is_linear() const noexcept {
     return operation == Operation::linear_decode || operation == Operation::linear_chunk;
   }
-  /// A step of no tokens: those that wait beside the states go into them.
+  /// Whether this is a linear_decode step without tokens, which only adds the waiting tokens to the states.
   [[nodiscard]] bool only_flushes() const noexcept { return linear.ring > 0 && seqlen_q == 0; }
   [[nodiscard]] std::int64_t group() const noexcept { return heads_q / heads_kv; }
   [[nodiscard]] float softmax_scale() const noexcept;  // scale or its default
@@ -248,7 +252,7 @@ struct Problem {
   /// Key blocks of both segments; those of the second begin at ceil(kv.seqlen / block_kv).
   [[nodiscard]] std::int64_t key_blocks() const noexcept;
   [[nodiscard]] std::int64_t key_blocks_first() const noexcept;
-  /// Rows of a list in its head dimension: 1, heads_kv or heads_q.
+  /// Size of a list's head dimension: 1, heads_kv or heads_q.
   [[nodiscard]] std::int64_t list_heads(const TileList& of) const noexcept;
 };
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A non-owning view of memory: dtype, device, int64 shape and strides, byte offset. DLPack-shaped.
+// A non-owning view of memory: dtype, device, int64 shape and strides, byte offset, as in DLPack.
 #pragma once
 
 #include <array>
@@ -9,7 +9,7 @@
 #include <string>
 #include <string_view>
 
-struct DLTensor;  // DLPack 0.x/1.x; tensor.cpp carries the few lines of layout it needs
+struct DLTensor;  // DLPack 0.x/1.x; its layout is declared in src/base/dlpack.h
 
 namespace tessera {
 
@@ -80,8 +80,11 @@ struct Tensor {
   /// "bf16 (2, 128, 8, 64) on cpu"
   [[nodiscard]] std::string describe() const;
 
-  /// From and to DLPack. The DLTensor must outlive the view (from) or be filled in place (to: shape and strides point
-  /// into this Tensor, which must outlive it). Lanes must be 1. `argument` names it in errors.
+  /// Conversions from and to DLPack; `argument` is the tensor's name in errors. from_dlpack copies shape and strides;
+  /// the data must outlive the view. Lanes must be 1. It throws Error{invalid_argument} for a device, type or rank that
+  /// Tessera does not have, and Error{overflow} for sizes that do not fit in 64 bits. to_dlpack fills `target`; its
+  /// shape and strides point into this Tensor, which must outlive it. It throws Error{invalid_argument} if this Tensor
+  /// is unbound.
   static Tensor from_dlpack(const DLTensor& source, std::string_view argument = "tensor");
   void to_dlpack(DLTensor& target) const;
 };

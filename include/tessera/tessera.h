@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The C ABI: problem, plan, bindings, executor, as in the C++ headers, which say what each of them means.
+/* The C ABI: problem, plan, bindings and executor, as in the C++ headers, which document them.
  *
  * - Every function that can fail returns TESSERA_OK (0) or a code; tessera_last_error() then has the text, for the
- *   calling thread, until its next failure. No exception crosses.
+ *   calling thread, until its next failure. No exception leaves the library.
  * - Handles are opaque, made by a ..._create, _parse or _make and freed by the matching _destroy (NULL is fine there).
  * - Structs begin with struct_size = sizeof(the struct): they can grow, and members that an older caller does not know
  *   are zero.
@@ -34,7 +34,7 @@ enum {
   TESSERA_IO = 6,
   TESSERA_INTERNAL = 7, /* a defect in Tessera */
   TESSERA_OUT_OF_MEMORY = 8,
-  TESSERA_CANCELLED = 9 /* what tessera_bindings_set_interrupt got ended the run */
+  TESSERA_CANCELLED = 9 /* the function of tessera_bindings_set_interrupt ended the run */
 };
 
 enum {
@@ -80,12 +80,12 @@ typedef struct tessera_target {
   int32_t device_type;
   int32_t threads; /* cpu: 0 = what OpenMP would use */
   const char* isa; /* cpu: NULL or "" for the best */
-  int32_t sm;      /* cuda: 90 for SM90, which need not be present; 0 for that of device_index */
-  /* cuda: 0 for those of device_index if the plan can run there; else they are not known, and nothing is split. */
+  int32_t sm;      /* cuda: 90 for SM90, which need not be present; 0: that of device_index */
+  /* cuda: 0: those of device_index if it has this sm or `emulated` is set; else unknown, and nothing is split */
   int32_t multiprocessors;
-  int64_t shared_memory; /* cuda: opt-in bytes a block; 0 for the chip's own */
-  int32_t emulated;      /* cuda: another chip's plan, to be run on device_index */
-  int32_t device_index;  /* cuda: which of the driver's devices; -1 for the one whose context is current, or 0 */
+  int64_t shared_memory; /* cuda: opt-in bytes per block; 0: the chip's own */
+  int32_t emulated;      /* cuda: a plan for another chip, to be run on device_index */
+  int32_t device_index;  /* cuda: index of the driver's device; -1: the one whose context is current, or 0 */
 } tessera_target;
 
 typedef struct tessera_score_point { /* positions: index + offset */
@@ -117,19 +117,19 @@ typedef struct tessera_extra { /* a tensor that a text reads as name(i, j) */
   int32_t rank;     /* 0 to 4 */
 } tessera_extra;
 
-typedef struct tessera_skip_head { /* a query head with thresholds of its own */
+typedef struct tessera_skip_head { /* a query head with its own thresholds */
   int64_t head;
   float first, last;
 } tessera_skip_head;
 
 typedef struct tessera_skip_options {
   size_t struct_size;
-  int64_t steps;     /* of a run */
-  int64_t warm_up;   /* first steps, which keep every tile that they compute */
-  float first, last; /* thresholds of the first and last step: masses, or powers of two for skip=threshold */
+  int64_t steps;     /* steps of a run */
+  int64_t warm_up;   /* number of first steps that keep every tile they compute */
+  float first, last; /* thresholds of the first and last step: masses, or base-2 logarithms for skip=threshold */
   const tessera_skip_head* heads; /* (head_count); NULL for none */
   size_t head_count;
-  const char* layer; /* whose state it is; NULL for "" */
+  const char* layer; /* name of the layer; NULL for "" */
 } tessera_skip_options;
 
 typedef struct tessera_token_range { /* keys [begin, end) */
@@ -141,8 +141,8 @@ TESSERA_API int tessera_build_info(char* buffer, size_t size, size_t* needed);
 /* Instruction sets that this machine can run, best first, separated by spaces. */
 TESSERA_API int tessera_cpu_isas(char* buffer, size_t size, size_t* needed);
 
-/* Of this thread's last failure: "<argument>: got <got>; want <want>", the argument's name, the code. "" and 0 before
- * any. */
+/* This thread's last failure: "<argument>: got <got>; want <want>", the argument's name, the code. "" and 0 if there
+ * was none. */
 TESSERA_API const char* tessera_last_error(void);
 TESSERA_API const char* tessera_last_error_argument(void);
 TESSERA_API int tessera_last_error_code(void);
@@ -153,9 +153,9 @@ TESSERA_API const char* tessera_code_name(int code);
 TESSERA_API int tessera_tensor_contiguous(tessera_tensor* tensor, void* data, int dtype, const int64_t* shape,
                                           int rank);
 
-/* Names a score or a mask for CUDA by its C++ text, in this process, for good: tessera/callable.h says what a text may
- * contain. derivative_text: by the score; NULL without a backward. extras: (count), bound as extra0, … ; NULL for none.
- * On the CPU bind a function for the name. */
+/* Registers a score or a mask for CUDA under a name, as C++ text, for the life of the process; tessera/callable.h says
+ * what a text may contain. derivative_text: derivative by the score; NULL without a backward. extras: (count), bound as
+ * extra0, … ; NULL for none. On the CPU, bind a function for the name. */
 TESSERA_API int tessera_register_score(const char* name, const char* text, const char* derivative_text,
                                        const tessera_extra* extras, size_t count);
 TESSERA_API int tessera_register_mask(const char* name, const char* text, const tessera_extra* extras, size_t count);
@@ -167,7 +167,7 @@ TESSERA_API void tessera_problem_destroy(tessera_problem* problem);
 /* target: NULL for this machine's CPU. wishes: NULL or text such as "tile_q=64 splits=2". */
 TESSERA_API int tessera_plan_make(const tessera_problem* problem, const tessera_target* target, const char* wishes,
                                   tessera_plan** plan);
-/* *supported is 1, or 0 and the reason is written. */
+/* Sets *supported to 1, or to 0 and writes the reason. */
 TESSERA_API int tessera_supports(const tessera_problem* problem, const tessera_target* target, const char* wishes,
                                  int* supported, char* reason, size_t size, size_t* needed);
 TESSERA_API int tessera_plan_explain(const tessera_plan* plan, char* buffer, size_t size, size_t* needed);
@@ -183,11 +183,11 @@ TESSERA_API int tessera_bindings_set_dlpack(tessera_bindings* bindings, const ch
 /* Positions of batch 0 and head 0 for dropout and callables. */
 TESSERA_API int tessera_bindings_set_offsets(tessera_bindings* bindings, int64_t batch_offset, int64_t head_offset);
 TESSERA_API int tessera_bindings_set_dropout(tessera_bindings* bindings, uint64_t seed, uint64_t offset);
-/* NULL: the built-in that the problem names, or what is registered. */
+/* NULL: the built-in or registered one that the problem names. */
 TESSERA_API int tessera_bindings_set_score(tessera_bindings* bindings, const tessera_score_function* score);
 TESSERA_API int tessera_bindings_set_mask(tessera_bindings* bindings, const tessera_mask_function* mask);
-/* Asked some twenty times a second during a run on the CPU, by the thread that runs; other than 0 ends the run with
- * TESSERA_CANCELLED, and what it writes then holds anything. NULL: not asked. */
+/* During a run on the CPU, the thread that runs calls `interrupted` about twenty times a second. A value other than 0
+ * ends the run with TESSERA_CANCELLED; the contents of what it writes are then undefined. NULL: no such calls. */
 TESSERA_API int tessera_bindings_set_interrupt(tessera_bindings* bindings, int (*interrupted)(void* user), void* user);
 TESSERA_API void tessera_bindings_destroy(tessera_bindings* bindings);
 
@@ -199,8 +199,8 @@ TESSERA_API int tessera_executor_create_with_workspace(const tessera_plan* plan,
 /* stream: NULL on the CPU. One call at a time for each executor. */
 TESSERA_API int tessera_executor_run(tessera_executor* executor, const tessera_bindings* bindings, void* stream);
 TESSERA_API void tessera_executor_destroy(tessera_executor* executor);
-/* Of a status word that runs with metadata=report on a device have written: the slot's name, "" for no violation, and
- * in *sequence (if not NULL) whose it is. */
+/* Decodes a status word that runs with metadata=report on a device have written: the slot's name, "" for no violation,
+ * and in *sequence (if not NULL) the sequence that has the violation. */
 TESSERA_API int tessera_violation_of(int32_t status, char* slot, size_t size, size_t* needed, int64_t* sequence);
 
 /* A list of tiles that lives across the steps of a diffusion run: tessera/skip_state.h, docs/skip-state.md. */
@@ -214,8 +214,8 @@ TESSERA_API int tessera_skip_state_reshape(tessera_skip_state* state, const tess
 TESSERA_API int tessera_skip_state_set_ranges(tessera_skip_state* state, const tessera_token_range* must_do,
                                               size_t must_do_count, const tessera_token_range* must_skip,
                                               size_t must_skip_count);
-/* Binds what the step reads and writes; 0 begins anew. The state must outlive the bindings' runs. On a GPU in the order
- * of its default stream, or of another one's. */
+/* Binds the tensors that the step reads and writes; step 0 resets the state first, on a GPU in the order of the default
+ * stream, or of `stream`. The state must outlive the runs with these bindings. */
 TESSERA_API int tessera_skip_state_bind(tessera_skip_state* state, int64_t step, tessera_bindings* bindings);
 TESSERA_API int tessera_skip_state_bind_on(tessera_skip_state* state, int64_t step, tessera_bindings* bindings,
                                            void* stream);
@@ -223,7 +223,7 @@ TESSERA_API int tessera_skip_state_bind_on(tessera_skip_state* state, int64_t st
 TESSERA_API int tessera_skip_state_active(const tessera_skip_state* state, double* share);
 TESSERA_API int tessera_skip_state_bytes(const tessera_skip_state* state, size_t* bytes);
 TESSERA_API int tessera_skip_state_describe(const tessera_skip_state* state, char* buffer, size_t size, size_t* needed);
-/* Writes nothing but *needed, the size of a file, if `size` is smaller. */
+/* Sets *needed (if not NULL) to the size of the saved state; writes the state only if `size` is not smaller. */
 TESSERA_API int tessera_skip_state_save(const tessera_skip_state* state, void* buffer, size_t size, size_t* needed);
 TESSERA_API int tessera_skip_state_load(tessera_skip_state* state, const void* saved, size_t bytes);
 TESSERA_API void tessera_skip_state_destroy(tessera_skip_state* state);

@@ -12,7 +12,7 @@ inline constexpr int kVersionPatch = 0;
 /// "0.1.0"
 const char* version() noexcept;
 
-/// Several "name: value" lines: version, compiler, build type, instruction sets compiled in, OpenMP, Highway.
+/// Several "name: value" lines: version, compiler, build type, instruction sets (those of cpu_isas()), OpenMP, Highway.
 std::string build_info();
 
 }  // namespace tessera

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The convenience calls: a problem is read off the tensors, planned, run and forgotten.
+// The convenience calls: each derives a problem from its tensors, makes a plan and runs it.
 #include "tessera/attention.h"
 
 #include "tessera/error.h"
@@ -14,7 +14,7 @@ const Tensor& require_rank_4(const Tensor& tensor, const char* name) {
   return tensor;
 }
 
-/// The dense problem of these tensors; that they agree with each other is checked when the bindings are.
+/// The dense problem of these tensors. Whether they agree with each other is checked with the bindings.
 Problem dense_problem(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& o,
                       const AttentionOptions& options) {
   Problem p;
@@ -40,8 +40,8 @@ void plan_and_run(const Problem& problem, int threads, const Bindings& bindings)
   Executor(make_plan(problem, Target::cpu(threads))).run(bindings);
 }
 
-/// One (2, …shape of a) tensor over two tensors of equal shape and strides wherever they lie: the leading stride is the
-/// difference of their addresses.
+/// One view (2, …) of two tensors of equal shape and strides. They may lie anywhere: the first stride is the difference
+/// of their addresses.
 Tensor as_two_parts(const Tensor& a, const Tensor& b, const char* b_name) {
   bool same = a.rank == b.rank && a.dtype == b.dtype && a.device == b.device && a.rank < Tensor::kMaxRank;
   for (std::size_t i = 0; same && i < static_cast<std::size_t>(a.rank); ++i) {
@@ -88,7 +88,7 @@ void attention_backward(const Tensor& q, const Tensor& k, const Tensor& v, const
                         const AttentionOptions& options) {
   Problem problem = dense_problem(q, k, v, o, options);
   problem.pass = Pass::backward;
-  // fp32 gradients of narrower inputs are as good as gradients in the types of q, k and v.
+  // For narrower inputs, the caller may bind gradients in fp32 or in the types of q, k and v.
   problem.grad_fp32 = dq.dtype == DType::fp32 && dk.dtype == DType::fp32 && dv.dtype == DType::fp32;
   Bindings bindings;
   bindings[Slot::q] = q;

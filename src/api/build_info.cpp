@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What this build was made with, and the instruction sets that it has.
+// What this build was made with, and the instruction sets that it has and this machine can run.
 #include "tessera/plan.h"
 #include "tessera/version.h"
 

@@ -75,7 +75,7 @@ tessera::TileClass call_mask_classify(const tessera::TileBounds& tile, void* use
     case TESSERA_TILE_FULL:
       return tessera::TileClass::full;
     default:
-      return tessera::TileClass::partial;  // always right: every element is asked
+      return tessera::TileClass::partial;  // always correct: every element is tested then
   }
 }
 
@@ -89,7 +89,7 @@ int fail(int code, const char* text, const std::string& argument) noexcept {
     last_error.text = text;
     last_error.argument = argument;
   } catch (const std::bad_alloc&) {
-    last_error.text.clear();  // the code is all there is room for
+    last_error.text.clear();  // there is no memory for more than the code
     last_error.argument.clear();
   }
   return code;
@@ -126,7 +126,7 @@ int tessera_last_error_code(void) { return last_error.code; }
 const char* tessera_code_name(int code) {
   if (code == TESSERA_OK) return "ok";
   if (code == TESSERA_OUT_OF_MEMORY) return "out of memory";
-  return tessera::to_string(static_cast<ErrorCode>(code)).data();  // of literals, so terminated
+  return tessera::to_string(static_cast<ErrorCode>(code)).data();  // a view of a literal, so it is terminated
 }
 
 int tessera_tensor_contiguous(tessera_tensor* tensor, void* data, int dtype, const int64_t* shape, int rank) {

@@ -13,7 +13,7 @@ DeviceType device_type(std::int32_t value, const char* argument) {
   throw Error(ErrorCode::invalid_argument, argument, "device type " + std::to_string(value), "0 (cpu) or 1 (cuda)");
 }
 
-/// A chip's plan may be asked for where there is no GPU, so the driver is asked for what only it knows.
+/// A plan can be made for a chip on a machine without a GPU. If there is a GPU, it fills in what `from` leaves open.
 Target cuda_target_of(const tessera_target& from) {
   const auto check = [](std::int64_t value, const char* member, std::int64_t least) {
     if (value >= least) return;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the files of the C ABI share: handles, errors as codes, and its values as the library's own.
+// Shared by the files of the C ABI: handles, errors as codes, and the conversion of C values to the library's.
 #pragma once
 
 #include <algorithm>
@@ -22,7 +22,7 @@ struct tessera_problem {
 
 struct tessera_bindings {
   tessera::Bindings bindings;
-  // What trampolines call; they get a pointer to these as their user data.
+  // The caller's functions. Trampolines get a pointer to them as user data, and call them.
   tessera_score_function score{};
   tessera_mask_function mask{};
   int (*interrupted)(void* user) = nullptr;
@@ -31,7 +31,7 @@ struct tessera_bindings {
 
 namespace tessera::c_abi {
 
-/// Notes the thread's last error; gives the code back.
+/// Stores the thread's last error; returns `code`.
 int fail(int code, const char* text, const std::string& argument) noexcept;
 
 /// Runs `call`; an exception becomes a code and the thread's last error.
@@ -59,8 +59,8 @@ T& required(T* pointer, const char* argument) {
   return *pointer;
 }
 
-/// A copy of a sized struct, members that the caller does not know zero. Members that this library does not know must
-/// be zero.
+/// A copy of a struct with struct_size. A larger struct, of a newer version, is accepted if the members that this
+/// library does not know are zero.
 template <class T>
 T sized(const T* given, const char* argument) {
   const std::size_t size = required(given, argument).struct_size;

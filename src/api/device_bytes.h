@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Bytes on a GPU that outlive a call.
+// GPU memory that lives across calls.
 #pragma once
 
 #include <cstddef>
@@ -9,7 +9,8 @@
 
 namespace tessera::detail {
 
-/// Throws Error for a device that is not there or whose driver reports an error, std::bad_alloc without room.
+/// Members throw Error for a device that is not there and for errors of its driver; the constructor throws
+/// std::bad_alloc if there is no room.
 class DeviceBytes {
  public:
   DeviceBytes(Device device, std::size_t bytes);
@@ -20,7 +21,7 @@ class DeviceBytes {
   [[nodiscard]] std::byte* data() const noexcept { return data_; }
   /// Sets the first `bytes` to `value`, in the order of the stream.
   void fill(std::byte value, std::size_t bytes, Stream stream) const;
-  /// Both wait for everything that was queued on the device.
+  /// put() and get() wait for all work that was queued on the device.
   void put(std::size_t at, const void* from, std::size_t bytes) const;
   void get(std::size_t at, void* to, std::size_t bytes) const;
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which backends there are, and the implementations of all, in the order of each (its implementations.h).
+// The backends, and the table of all implementations: the CPU's, then CUDA's, each in the order of its
+// implementations.h.
 #include <algorithm>
 #include <array>
 #include <iterator>

@@ -66,7 +66,8 @@ float threshold_at(const Problem& problem, const SkipOptions& options, const Ski
   return static_cast<float>(first + (last - first) * way);
 }
 
-/// What of a problem shapes a state, as a problem: a file's line, whatever is computed with the state.
+/// A problem with only those fields that determine a state's shape and rule. It is a line of a saved file, so other
+/// fields may change between save() and load().
 Problem shape_of(const Problem& problem) {
   Problem shape;
   shape.batch = problem.batch;
@@ -98,7 +99,7 @@ std::size_t words_of(const Problem& problem) {
   return static_cast<std::size_t>(detail::ceil_div(problem.key_blocks(), 32));
 }
 
-/// Where the parts of a state lie in its memory: list, codes, LSE, and of a GPU's what steps are told.
+/// Offsets of the parts of a state in its memory: list, codes and LSE; on a GPU also thresholds, steps and ranges.
 struct Places {
   std::size_t codes, lse, thresholds, steps, must_do, must_skip, end;
 
@@ -203,7 +204,8 @@ void SkipState::allocate() {
 void SkipState::reset(Stream stream) {
   next_step_ = 0;
   if (gpu_) {
-    // Bits behind the last key block are nobody's, an LSE of NaN is as unknown as one of −∞, and 255 is the last code.
+    // This sets all bits. Those beyond the last key block mean nothing, an LSE of NaN counts as unknown like −∞, and
+    // 255 is the largest code.
     gpu_->fill(std::byte{0xFF}, parts().back().at + lse_bytes_, stream);
     return;
   }
@@ -260,7 +262,7 @@ void SkipState::bind(std::int64_t step, Bindings& bindings, Stream stream) {
   const Problem& p = problem_;
   const auto words = static_cast<std::int64_t>(words_of(p));
   const Places at(bit_bytes_, code_bytes_, lse_bytes_, thresholds_.size(), steps_.size(), words_of(p));
-  // What a GPU is told lies there; on the CPU in vectors of its own.
+  // Thresholds, steps and ranges lie in a GPU's memory, or on the CPU in vectors.
   const auto told = [&](std::size_t place, auto& vector, std::int64_t first) -> void* {
     using Value = std::remove_reference_t<decltype(vector[0])>;
     return gpu_ ? static_cast<void*>(gpu_->data() + place + static_cast<std::size_t>(first) * sizeof(Value))
@@ -289,7 +291,7 @@ void SkipState::bind(std::int64_t step, Bindings& bindings, Stream stream) {
   put(Slot::must_skip_bits, told(at.must_skip, must_skip_, 0), DType::uint32, {words});
 }
 
-/// The list's words, without bits behind the last key block.
+/// The list's words, without bits beyond the last key block.
 std::vector<std::uint32_t> SkipState::words() const {
   std::vector<std::uint32_t> bits(bit_bytes_ / sizeof(std::uint32_t));
   if (gpu_) {
@@ -331,7 +333,7 @@ std::vector<SkipState::Part> SkipState::parts() const {
   return {{0, bit_bytes_}, {at.codes, code_bytes_}, {at.lse, lse_bytes_}};
 }
 
-/// The lines in front of a file's arrays, but for the step.
+/// The lines before the arrays of a saved file, without the next step.
 std::string SkipState::header() const {
   return std::string(kMagic) + "\n" + shape_of(problem_).to_string() + "\n" + options_.layer + "\n";
 }

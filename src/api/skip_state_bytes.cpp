@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Skip states as bytes: the lines of header() and the next step, then the arrays.
+// save() and load() of skip states: the lines of header(), the next step, then the arrays.
 #include <bit>
 #include <cstring>
 #include <sstream>
@@ -17,7 +17,7 @@ namespace {
   throw Error(ErrorCode::invalid_argument, std::move(argument), std::move(got), std::move(want));
 }
 
-/// Throws if a list that is stored as save() stores it, rows of words, has bits behind a row's last key block.
+/// Throws if a list in the form of save(), rows of words, has bits beyond the last key block of a row.
 void check_stored_list(const Problem& problem, std::span<const std::byte> list) {
   const std::int64_t in_last = problem.key_blocks() % 32;
   if (in_last == 0) return;

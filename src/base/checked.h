@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// 64-bit arithmetic that says when it does not fit.
+// 64-bit arithmetic that detects overflow.
 #pragma once
 
 #include <cstdint>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The part of DLPack's C ABI that a view needs (DLPack 0.x and 1.x, https://dmlc.github.io/dlpack): same names of
-// struct and same layout, so that a DLTensor made by anyone else can be read here. Private to the library.
+// The part of DLPack's C ABI that a view needs (DLPack 0.x and 1.x, https://dmlc.github.io/dlpack). Names and layout of
+// the structs are DLPack's, so that a DLTensor of any other library can be read here. Private to the library.
 #pragma once
 
 #include <cstdint>

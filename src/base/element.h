@@ -8,11 +8,11 @@
 
 namespace tessera::detail {
 
-/// q, k and v may be of it.
+/// Whether q, k and v may have this type.
 bool is_operand(DType dtype) noexcept;
-/// Outputs may be of it too: numbers that need no scales.
+/// Whether outputs may have it, too: a type of numbers that need no descales.
 bool is_result(DType dtype) noexcept;
-/// 8 bits, which stand for a number only with a descale.
+/// Whether it is an 8-bit type, which represents numbers only together with a descale.
 inline bool is_quantised(DType dtype) noexcept { return is_operand(dtype) && !is_result(dtype); }
 /// "fp32, fp16 or bf16", for errors.
 std::string operand_types();

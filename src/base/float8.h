@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The bits of e4m3 and e5m2 as numbers and back, one at a time (OCP OFP8): to nearest, ties to even; what is too large
-// becomes NaN in e4m3, which has no infinity, and infinite in e5m2. The oracle has conversions of its own.
+// Converts single e4m3 and e5m2 numbers (OCP OFP8) to and from fp32. Rounding is to nearest, ties to even; what is too
+// large becomes NaN in e4m3, which has no infinity, and infinity in e5m2. The oracle has its own conversions.
 #pragma once
 
 #include <bit>
@@ -42,14 +42,14 @@ inline float from_e5m2(std::uint8_t bits) noexcept {
   return (bits & 0x80U) != 0 ? -magnitude : magnitude;
 }
 
-/// The bits of a magnitude, given as those of an fp32, in a format with `digits` bits behind the leading one and
-/// exponents from −(bias − 1) on: as if it had more exponents above.
+/// Rounds a magnitude, given as fp32 bits, to a format with `digits` mantissa bits and exponent bias `bias`. The result
+/// is not limited: it is as if the format had larger exponents, too.
 template <unsigned digits, unsigned bias>
 constexpr std::uint32_t nearest_bits(std::uint32_t magnitude) noexcept {
   constexpr unsigned kDropped = 23 - digits;
   constexpr std::uint32_t kRebias = (127 - bias) << 23U;
   if (magnitude < kRebias + (1U << 23U)) {
-    // Subnormal: in the last bit of 1.5 times this power of two lies the format's smallest number.
+    // Subnormal: the last bit of kAligned stands for the format's smallest number, so that the addition rounds to it.
     constexpr float kAligned = std::bit_cast<float>((127 + 24 - bias - digits) << 23U) * 1.5F;
     return std::bit_cast<std::uint32_t>(std::bit_cast<float>(magnitude) + kAligned) -
            std::bit_cast<std::uint32_t>(kAligned);

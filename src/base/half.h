@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The bits of fp16 and bf16 as numbers, one at a time: for host functions, inputs and results. Tiles have kernels of
-// their own, and so has the oracle.
+// Converts single fp16 and bf16 numbers to fp32, for host functions, inputs and results. Tiles have their own kernels
+// for this, and the oracle its own conversions.
 #pragma once
 
 #include <bit>

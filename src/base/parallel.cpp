@@ -10,7 +10,8 @@ using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
 constexpr auto kInterval = milliseconds(50);
-// Threads seldom end much later than each other; until then a thread that sleeps would be woken too late.
+// How long the caller's thread spins until the others end, before it sleeps. Threads mostly end almost together, and a
+// thread that sleeps wakes up too late.
 constexpr auto kAwake = milliseconds(2);
 
 }  // namespace

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Worker threads that cost no allocation once OpenMP has its team, for one thread too: libgomp allocates a team and its
-// work shares anew for every parallel region of one thread, so that case leaves OpenMP out.
+// Worker threads that allocate nothing once OpenMP has its team. A single thread runs without OpenMP, because libgomp
+// allocates a team and its work shares for every parallel region of one thread.
 #pragma once
 
 #include <atomic>
@@ -19,21 +19,22 @@
 
 namespace tessera::detail {
 
-/// The threads of one run, and whether it shall end before all is computed. Made by the thread that computes with it.
+/// The threads of one run, and whether the run is to end early. The thread that constructs it must be the one that
+/// calls parallel().
 class Workers {
  public:
   explicit Workers(int threads, const InterruptCheck& check = {}) noexcept;
   Workers(const Workers&) = delete;
   Workers& operator=(const Workers&) = delete;
 
-  /// Whether what is left shall be left out. Any worker asks before each tile: it takes nanoseconds, but that the
-  /// caller's thread asks the check when it is due.
+  /// Whether the rest of the work is to be left out. Every worker calls this before each tile. It takes nanoseconds,
+  /// except that the caller's thread calls the InterruptCheck if it is due.
   [[nodiscard]] bool stopped() noexcept {
     if (check_.interrupted != nullptr && std::this_thread::get_id() == caller_) ask_when_due();
     return stopped_.load(std::memory_order_relaxed);
   }
 
-  /// Error{cancelled} if so.
+  /// Throws Error{cancelled} if stopped().
   void throw_if_stopped();
 
   /// Runs body(thread) once on each of the threads (fewer if OpenMP has fewer, one if thread_team_lost()) and waits for
@@ -53,13 +54,14 @@ class Workers {
     body(0);
   }
 
-  /// task(index) for every index below count, unless stopped.
+  /// Runs task(index) for every index below count, unless stopped.
   template <class Task>
   void parallel_for(std::int64_t count, const Task& task);
 
  private:
   void ask_when_due() noexcept;
-  /// The caller's thread goes on asking until the other threads of the region have come here too.
+  /// Called by each thread at the end of a region. The caller's thread keeps calling the check until all others are
+  /// here.
   void end_together(int threads);
 
   const int threads_;
@@ -72,7 +74,7 @@ class Workers {
   std::condition_variable all_ended_;
 };
 
-/// Indices 0 … count − 1, each handed out once, in order, to whichever thread asks next; none any more when stopped.
+/// Hands out the indices 0 … count − 1 in order, each once, to the next thread that asks; none after a stop.
 class WorkQueue {
  public:
   WorkQueue(Workers& workers, std::int64_t count) noexcept : workers_(workers), count_(count) {}

@@ -38,7 +38,7 @@ constexpr DTypeRow kDTypes[] = {
     {DType::uint64, "uint64", 8, {detail::kDlUInt, 64, 1}},
 };
 
-/// "a, b or c" of the types of these uses.
+/// The names of the types with at least this use: "a, b or c".
 std::string types_of(Use least) {
   std::string text;
   std::string_view last;
@@ -64,7 +64,7 @@ std::string shape_text(const std::int64_t* shape, int rank) {
   return text + ")";
 }
 
-/// Rank, sizes and byte count of a view that someone asked for; `argument` is its name in errors.
+/// Checks rank, sizes and byte count of a view; `argument` is its name in errors.
 void check_shape(const std::int64_t* shape, int rank, DType dtype, std::string_view argument) {
   if (rank < 0 || rank > Tensor::kMaxRank) {
     throw Error(ErrorCode::invalid_argument, std::string(argument), std::to_string(rank) + " dimensions",

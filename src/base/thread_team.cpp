@@ -8,7 +8,7 @@ namespace {
 
 enum class Team : unsigned char { none, present, lost };
 
-// libgomp keeps the workers of each thread that opens parallel regions by that thread; so is this.
+// libgomp keeps a team of workers for each thread that opens parallel regions, so the state is per thread, too.
 thread_local Team team = Team::none;
 
 // Called in the child, by the thread that called fork().

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How an operation says which tensors it takes: the words of SlotRules, with the shapes that operations share.
+// Writes SlotRules: with it an operation says which tensors it takes. It has the shapes that operations share.
 #pragma once
 
 #include <cstdint>
@@ -9,10 +9,10 @@
 
 namespace tessera::detail {
 
-/// Fills rules; each call returns the rule for what the common case lacks.
+/// Fills rules. Each call returns its rule, so that the caller can set what is not common.
 class RuleWriter {
  public:
-  enum class Access : std::uint8_t { read, write, update };  // update: parts of what is there are written
+  enum class Access : std::uint8_t { read, write, update };  // update: read, and written in parts
 
   explicit RuleWriter(const Problem& problem) : p_(problem) {}
 
@@ -32,7 +32,7 @@ class RuleWriter {
   SlotRule& key_rows(Slot slot, Access access, const KvSource& kv, DType dtype, std::int64_t dim);
   /// cu_seqlens_q and seqused_q, as the problem has them.
   void query_lengths();
-  /// Rules of a source's cu_seqlens, lengths and pages. `last`: whether last_page_len is there for CSR pages.
+  /// Rules of a source's cu_seqlens, lengths and pages. `last`: presence of last_page_len for CSR pages.
   void key_lengths(const KvSource& kv, const SourceSlots& slots, Presence last);
   /// Seed and offset of random numbers as device scalars.
   void seeds();

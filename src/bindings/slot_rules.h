@@ -17,10 +17,10 @@ enum class Presence : std::uint8_t { unused, optional, required };
 struct SlotRule {
   Presence presence = Presence::unused;
   bool read = false;
-  bool written = false;  // and read: in place
+  bool written = false;  // with `read`: updated in place
   DType dtype = DType::fp32;
-  bool or_fp32 = false;        // fp32 will do as well as dtype
-  bool or_int64 = false;       // int64 will do as well as dtype
+  bool or_fp32 = false;        // fp32 is accepted, too
+  bool or_int64 = false;       // int64 is accepted, too
   bool leading_batch = false;  // the first dimension may be left out
   int rank = 0;
   std::array<std::int64_t, Tensor::kMaxRank> shape{};
@@ -45,7 +45,7 @@ struct ListSlots {
 };
 const ListSlots& list_slots(bool backward) noexcept;
 
-/// What the problem's operation says of it (src/operations). Allocates nothing.
+/// The rules of the problem's operation (src/operations). Allocates nothing.
 SlotRules slot_rules(const Problem& problem) noexcept;
 /// "bf16 (2, 128, 8, 64)", for errors.
 std::string describe(const SlotRule& rule);

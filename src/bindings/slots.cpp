@@ -14,7 +14,7 @@ struct SlotRow {
   Slot slot;
   std::string_view name;
   std::string_view use;   // words of the problem line that give the slot a use
-  bool has_rows = false;  // of elements, which kernels load and store 16 bytes at a time
+  bool has_rows = false;  // kernels load and store its rows 16 bytes at a time
 };
 
 // In the order of enum Slot.

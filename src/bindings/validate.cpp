@@ -16,7 +16,7 @@ namespace {
   throw Error(ErrorCode::invalid_argument, std::string(argument), std::move(got), std::move(want));
 }
 
-/// Checks a slot that has a tensor; where its elements lie.
+/// Checks a slot that has a tensor; returns the span of the tensor.
 Span check_slot(Slot slot, const SlotRule& rule, const Tensor& tensor, Device device) {
   if (rule.presence == Presence::unused) {
     refuse(to_string(slot), tensor.describe(),
@@ -29,11 +29,11 @@ Span check_slot(Slot slot, const SlotRule& rule, const Tensor& tensor, Device de
 
 /// The slots with a tensor, in order.
 struct BoundSlots {
-  std::array<BoundSlot, static_cast<std::size_t>(Slot::count_)> slots;  // the first `count`; no time for zeros
+  std::array<BoundSlot, static_cast<std::size_t>(Slot::count_)> slots;  // the first `count`; not zeroed, to save time
   std::size_t count = 0;
 };
 
-/// Each slot by itself.
+/// Checks each slot by itself.
 BoundSlots check_slots(const SlotRules& rules, const Bindings& bindings, Device device) {
   BoundSlots bound;
   for (std::size_t i = 0; i < rules.rules.size(); ++i) {
@@ -55,7 +55,7 @@ std::string without_function(const std::string& name, bool registered) {
   return "no callable bound, and \"" + name + "\" is neither a built-in nor registered";
 }
 
-/// Both callables: bound, registered or built in when the problem names one, absent when it does not.
+/// Checks both callables: if the problem names one, it is bound, registered or built in, else it is not bound.
 void check_callables(const Problem& p, const Bindings& b) {
   if (p.score.empty()) {
     if (b.score.value != nullptr || b.score.derivative != nullptr) {
@@ -86,7 +86,7 @@ void check_scalar(std::string_view name, std::int64_t value) {
   }
 }
 
-/// A host function cannot be called from a kernel; that there is one of the problem's names, the plan has made sure.
+/// A kernel cannot call a host function. That the problem's names stand for something was checked by the plan.
 void check_no_host_functions(const Bindings& b) {
   const char* want = "none on cuda: a built-in, or C++ text (register_score, register_mask)";
   if (b.score.value != nullptr || b.score.derivative != nullptr) refuse("score", "a host function", want);
@@ -111,7 +111,7 @@ void validate(const Problem& problem, const SlotRules& rules, const Bindings& bi
   check_scalar("batch_offset", bindings.batch_offset);
   check_scalar("head_offset", bindings.head_offset);
   check_overlaps(std::span(bound.slots).first(bound.count));
-  if (device.type != DeviceType::cpu) return;  // what lives on a device is clamped there, not read here
+  if (device.type != DeviceType::cpu) return;  // the contents of tensors on a device are not read here
   operation.check_values(problem, bindings);
 }
 

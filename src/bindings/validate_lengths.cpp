@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Lengths, page tables and offsets: what is inside the integer tensors of a call.
+// Checks the contents of a call's integer tensors: lengths, page tables and offsets.
 
 #include "base/checked.h"
 #include "bindings/validate_parts.h"
@@ -8,7 +8,7 @@
 namespace tessera::detail {
 namespace {
 
-/// Boundaries of `batch` runs: from 0, non-decreasing, within `capacity`, each run at most `longest`.
+/// Boundaries of `batch` sequences: from 0, non-decreasing, within `capacity`, each sequence at most `longest`.
 void check_boundaries(Slot slot, const Tensor& cu, std::int64_t batch, std::int64_t capacity, std::int64_t longest) {
   if (int32_at(cu, 0) != 0) refuse_element(slot, 0, int32_at(cu, 0), "0");
   for (std::int64_t b = 0; b < batch; ++b) {
@@ -41,7 +41,7 @@ void check_page(Slot slot, std::int64_t index, std::int64_t page, std::int64_t p
 void check_csr_pages(const Problem& p, const KvSource& kv, const SourceSlots& slots, const Bindings& bindings) {
   const Tensor& indptr = bindings[slots.page_indptr];
   const Tensor& indices = bindings[slots.page_indices];
-  // The page count has no limit of its own: a sequence may hold reserved pages; its length has one.
+  // The number of pages is not limited, because a sequence may hold reserved pages. Its length is limited.
   check_boundaries(slots.page_indptr, indptr, p.batch, indices.shape[0], kMaxSize);
   for (std::int64_t i = 0; i < int32_at(indptr, p.batch); ++i) {
     check_page(slots.page_indices, i, int32_at(indices, i), kv.pages);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tile lists: every entry in range, sorted and unique, and partial entries apart from full ones.
+// Checks tile lists: every entry is in range, sorted and unique, and the partial and the full list are disjoint.
 #include "base/checked.h"
 #include "bindings/validate_parts.h"
 #include "tessera/error.h"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Whether two elements that must be apart share an address.
+// Checks that elements which must be apart do not share an address.
 #include <algorithm>
 #include <cstdlib>
 
@@ -33,8 +33,9 @@ struct Dimensions {
   }
 };
 
-/// Two index vectors meet if Σ δ·stride = 0 for some δ ≠ 0 with |δ| < size. Strides that nest, as nearly all do, leave
-/// one δ to try in each dimension; a tensor that needs more than the budget is taken to overlap.
+/// Two elements share an address if Σ δ·stride = 0 for differences of indices δ, not all 0, with |δ| < size. Nested
+/// strides, which nearly all tensors have, need no search. A tensor that needs a longer search than the budget is taken
+/// to overlap.
 class SelfOverlap {
  public:
   explicit SelfOverlap(const Dimensions& dimensions) : d_(dimensions) {
@@ -46,7 +47,8 @@ class SelfOverlap {
   }
 
  private:
-  /// Each stride is longer than all that lies below it: the common case, and no division.
+  /// Whether each stride is longer than the reach of all shorter ones. This is the common case, and the test needs no
+  /// division.
   [[nodiscard]] bool is_nested() const {
     for (std::size_t i = 0; i < d_.count; ++i) {
       if (d_.at[i].stride <= reach_[i + 1]) return false;
@@ -75,7 +77,7 @@ class SelfOverlap {
   int budget_ = 4096;
 };
 
-/// Offsets of a tensor modulo `period` fill [start, start + length); nullopt if they do not fit one period.
+/// The offsets of a tensor modulo `period` lie in [start, start + length); nullopt if they do not fit one period.
 struct Residues {
   std::int64_t start = 0;
   std::int64_t length = 0;
@@ -94,7 +96,7 @@ std::optional<Residues> residues(const Dimensions& d, std::int64_t period) noexc
 }
 
 /// Interleaved views, such as dq, dk and dv inside one (batch, seqlen, 3, heads, dim) buffer, span the same addresses
-/// and still share none: modulo a common stride they fill different parts of it.
+/// but share none: modulo a common stride, they lie in different parts of it.
 bool are_interleaved(const Dimensions& a, const Dimensions& b) noexcept {
   const auto apart = [&](std::int64_t period) {
     if (period == 0) return false;
@@ -143,7 +145,7 @@ Tensor part_of(const Tensor& parts, std::int64_t part) noexcept {
               "memory shared with " + std::string(to_string(other)), "memory of its own");
 }
 
-/// Parts may lie anywhere relative to each other, so each is looked at by itself. The result may overwrite part 0.
+/// Parts may lie anywhere relative to each other, so each is checked by itself. The result may overwrite part 0.
 void check_against_parts(const BoundSlot& output, const BoundSlot& parts) {
   const bool in_place = (output.slot == Slot::o && parts.slot == Slot::o_parts) ||
                         (output.slot == Slot::lse && parts.slot == Slot::lse_parts);
@@ -174,7 +176,7 @@ void check_overlaps(std::span<const BoundSlot> bound) {
                   "strides under which no two elements share an address");
     }
     for (std::size_t j = 0; j < bound.size(); ++j) {
-      // Two outputs meet once, at the later of them.
+      // Two outputs are compared once, at the later of them.
       if (i != j && !(bound[j].written && j > i)) check_against(output, bound[j]);
     }
   }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a step of a skip state is given: thresholds in range, and blocks that it must or may not compute.
+// Checks the inputs of a skip state's step: thresholds in range, and the blocks that it must or must not compute.
 #include <cmath>
 
 #include "bindings/validate_parts.h"
@@ -17,7 +17,7 @@ void check_threshold(const Problem& p, const Tensor& thresholds, std::int64_t he
   const float value = thresholds.as<const float>()[head * thresholds.strides[0]];
   if (std::isinf(value) && value < 0) return;
   const bool mass = p.skip.kind == SkipRule::Kind::mass;
-  // Beyond these no tile is ever kept, or every one.
+  // With a threshold outside of this range, a step would keep no tile at all, or every tile.
   if (mass ? value < 2.0F : value >= -100.0F && value <= 0.0F) return;
   refuse(Slot::skip_threshold, head, std::to_string(value),
          mass ? "a power of two below 2, or -inf to keep every tile"

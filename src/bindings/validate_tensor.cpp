@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One tensor against the rule of its slot.
+// Checks one tensor against the rule of its slot.
 #include <algorithm>
 
 #include "base/checked.h"
@@ -38,8 +38,8 @@ bool is_empty(const Tensor& tensor) noexcept {
   return false;
 }
 
-/// Every index · stride · element size fits easily, in empty tensors too: backends form them before they look. The
-/// stride of a dimension of one element means nothing.
+/// Whether all byte offsets are within 2^60, also those of empty tensors, because backends form offsets before they
+/// test for emptiness. The stride of a dimension of one element is ignored.
 bool strides_fit(const Tensor& tensor) noexcept {
   const std::int64_t limit = kMaxPosition / static_cast<std::int64_t>(size_of(tensor.dtype));
   std::int64_t reach = 0;
@@ -96,7 +96,7 @@ Span check_memory(std::string_view name, const Tensor& tensor) {
 }
 
 constexpr std::int64_t kRowAlignment = 16;  // bytes of the widest load
-constexpr std::int64_t kWidestLoad = 8;     // elements of it, in a half type; kernels move no row of another number so
+constexpr std::int64_t kWidestLoad = 8;     // elements of it in 16 bits; other rows are moved element by element
 
 }  // namespace
 
@@ -120,7 +120,7 @@ void check_rows(Slot slot, const Tensor& tensor) {
   if (tensor.shape[static_cast<std::size_t>(tensor.rank - 1)] % kWidestLoad != 0) return;  // element by element
   const std::string_view name = to_string(slot);
   const auto element = static_cast<std::int64_t>(size_of(tensor.dtype));
-  const std::int64_t alignment = std::min(kRowAlignment, kWidestLoad * element);  // of bytes half as much
+  const std::int64_t alignment = std::min(kRowAlignment, kWidestLoad * element);  // 8 bytes for 8-bit elements
   const std::string bytes = std::to_string(alignment) + " bytes";
   if (reinterpret_cast<std::uintptr_t>(tensor.bytes()) % static_cast<std::uintptr_t>(alignment) != 0) {
     refuse(name, "an address that is no multiple of " + bytes, "rows aligned to " + bytes + " on cuda");

@@ -35,7 +35,7 @@ int threads_of(const Target& target) {
 std::string isa_of(const Target& target) {
   const std::vector<std::string> isas = usable_isas();
   if (target.isa.empty()) return isas.empty() ? "scalar" : isas.front();
-  const std::vector<std::string> emulated = emulated_isas();  // never chosen, but taken when named
+  const std::vector<std::string> emulated = emulated_isas();  // used only if named
   const auto has = [&](const auto& list) { return std::find(list.begin(), list.end(), target.isa) != list.end(); };
   if (has(isas) || has(emulated)) return target.isa;
   std::string want = "one that this build has and this machine can run:";

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The CPU's rows of the table of implementations, and how they run.
+// The CPU's implementations, and how they run.
 #pragma once
 
 #include <cstddef>

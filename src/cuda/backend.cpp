@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// CUDA as plans and executors see it: contexts, kernels that are loaded once, and the report of metadata.
+// The CUDA backend of plans and executors: contexts, kernels that are loaded once, and the check of metadata.
 #include "cuda/backend.h"
 
 #include "cuda/driver/device.h"
@@ -15,7 +15,7 @@ struct LoadedKernels final : detail::DeviceState {
   KernelSet set;
 };
 
-/// The last of the plan's kernels then checks metadata in front of the others, which clamp.
+/// Whether the last of the plan's kernels checks metadata. It runs before the others, which clamp.
 bool reports_metadata(const detail::PlanState& state) noexcept { return state.problem.metadata == Metadata::report; }
 
 class CudaBackend final : public detail::Backend {

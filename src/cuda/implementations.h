@@ -40,7 +40,7 @@ extern const Implementation kNsaPool;    // sparse/nsa_pool.cpp
 extern const Implementation kNsaSelect;  // sparse/nsa_select.cpp
 extern const Implementation kNsaGate;    // sparse/nsa_gate.cpp
 
-/// Best first.
+/// In order of preference.
 inline constexpr const detail::Implementation* kImplementations[] = {
     &kFwdWgmma, &kFwdDecode,    &kFwdMma,           &kBwdWgmma,    &kBwdMma,  &kCombine,   &kKvAppend,
     &kQuantize, &kLinearDecode, &kLinearChunkWgmma, &kLinearChunk, &kNsaPool, &kNsaSelect, &kNsaGate};

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// attention on the problem line.
+// Attention's keys of the problem line.
 #include "operations/attention.h"
 
 #include "operations/descales.h"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What attention cannot mean.
+// The rules of an attention problem.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -125,11 +125,11 @@ void check_gradients(const Problem& p) {
 
 bool is_fp8(DType dtype) { return dtype == DType::e4m3 || dtype == DType::e5m2; }
 
-/// Types of 8 bits that belong together.
+/// Whether attention takes this combination of types, with 8-bit types among them.
 bool types_match(const Problem& p) {
   if (p.k_type == DType::int8) return p.q_type == DType::int8 && (is_result(p.v_type) || is_fp8(p.v_type));
   if (p.q_type == DType::e4m3) return p.k_type == DType::e4m3 && is_fp8(p.v_type);
-  return is_result(p.q_type) && is_fp8(p.k_type) && is_fp8(p.v_type);  // a cache of 8 bits
+  return is_result(p.q_type) && is_fp8(p.k_type) && is_fp8(p.v_type);  // an 8-bit KV cache
 }
 
 void check_quantization(const Problem& p) {

@@ -41,7 +41,7 @@ void list_tensors(RuleWriter& w, const Problem& p, const TileList& list, const L
   }
 }
 
-/// What a SkipState holds besides the list, and what it says of a step.
+/// The tensors of a SkipState: the list, what it remembers, and the inputs of a step.
 void skip_tensors(RuleWriter& w, const Problem& p) {
   const std::int64_t words = ceil_div(p.key_blocks(), 32);
   w.require(Slot::tile_bits, Access::update, DType::uint32, {p.batch, p.heads_q, p.query_blocks(), words});
@@ -84,7 +84,7 @@ void backward_tensors(RuleWriter& w, const Problem& p) {
   if (p.dlse) w.lse_rows(Slot::dlse, Access::read);
   w.query_rows(Slot::dq, Access::write, p.grad_fp32 ? DType::fp32 : p.q_type, p.heads_q, p.head_dim_qk);
   if (p.sink) w.require(Slot::dsink, Access::write, DType::fp32, {p.heads_q});
-  // Under a list of its own the backward has no need of the forward's, but it may stay bound.
+  // A backward with its own list does not need the forward's, which may stay bound.
   list_tensors(w, p, p.list, list_slots(false), p.bwd_list ? Presence::optional : Presence::required);
   list_tensors(w, p, p.bwd_list, list_slots(true), Presence::required);
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// combine: partial results (O, LSE) of the same queries into one.
+// combine: merges partial results (O, LSE) of the same queries into one.
 #include <algorithm>
 
 #include "bindings/rule_writer.h"
@@ -51,7 +51,7 @@ void tensors(RuleWriter& w, const Problem& p) {
   if (p.q_layout == Layout::varlen) {
     w.require(Slot::o_parts, Access::read, p.q_type, {parts, p.total_q, p.heads_q, p.head_dim_v});
     w.require(Slot::lse_parts, Access::read, DType::fp32, {parts, p.heads_q, p.total_q});
-    // Rows are merged one by one; where sequences begin does not matter, yet a caller may keep its bindings.
+    // Rows are merged one by one, so the boundaries of sequences do not matter; a caller may leave them bound.
     w.allow(Slot::cu_seqlens_q, DType::int32, {p.batch + 1});
   } else {
     w.require(Slot::o_parts, Access::read, p.q_type, {parts, p.batch, p.seqlen_q, p.heads_q, p.head_dim_v});

@@ -47,7 +47,7 @@ Tensor with_batch(const Tensor& descales) {
   return whole;
 }
 
-/// Those of a sequence's first `length` tokens, which begin at token `begin` of packed ones.
+/// Checks the descales of a sequence's first `length` tokens. In a packed tensor these begin at token `begin`.
 void check_sequence(const Problem& p, Slot slot, const Tensor& descales, std::int64_t b, std::int64_t begin,
                     std::int64_t length, bool packed) {
   const bool by_token = p.quantization.grain == Grain::token;

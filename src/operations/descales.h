@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What attention and quantize say alike of 8-bit elements: their keys of the problem line and the shapes of descales.
+// Shared by attention and quantize, for 8-bit elements: keys of the problem line, and the shapes of descales.
 #pragma once
 
 #include "bindings/rule_writer.h"
@@ -11,16 +11,16 @@ namespace tessera::detail {
 /// descale smooth
 void read_descales(const LineReader& line, Problem& problem);
 void write_descales(LineWriter& line, const Problem& problem);
-/// A block of 1 and more, and none that nobody asked for.
+/// With Grain::block, `block` is 1 or more; else it has its default.
 void check_grain(const Quantization& quantization);
 
-/// Descales of rows that are laid out as queries are, of `heads` heads.
+/// Descales of rows in the layout of queries, with `heads` heads.
 SlotRule& query_descales(RuleWriter& rules, const Problem& problem, Slot slot, RuleWriter::Access access,
                          std::int64_t heads);
 /// Descales of keys, paged or not.
 SlotRule& key_descales(RuleWriter& rules, const Problem& problem, Slot slot);
 
-/// Descales of rows that a call reads: each is positive and finite.
+/// The descales of all rows that a call reads are positive and finite.
 void check_query_descales(const Problem& problem, const Bindings& bindings, Slot slot);
 void check_key_descales(const Problem& problem, const Bindings& bindings, Slot slot);
 

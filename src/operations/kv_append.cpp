@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// kv_append: new keys and values behind those in a cache, rotated on their way.
+// kv_append: appends new keys and values to a cache; with `rotary`, it rotates the keys and perhaps the queries.
 #include "base/checked.h"
 #include "bindings/rule_writer.h"
 #include "bindings/validate_parts.h"
@@ -81,7 +81,7 @@ void check_bound(const Problem& /*problem*/, const Bindings& bindings) {
               "both q and q_rotated, or neither");
 }
 
-/// Sequence b has room in its pages for `after` tokens.
+/// Throws unless sequence b has pages for `after` tokens.
 void check_pages(const Problem& p, const Bindings& bindings, std::int64_t b, std::int64_t after) {
   if (p.kv.layout == KvLayout::paged_table) {
     check_table_row(Slot::page_table, bindings[Slot::page_table], p.kv, b, after);
@@ -103,7 +103,7 @@ void check_rotary(const Bindings& bindings, std::int64_t b, std::int64_t after) 
   }
 }
 
-/// The new tokens of every sequence have room behind those already in the cache, and a row of the rotary tables.
+/// Checks that the new tokens of every sequence have room behind those in the cache, and rows in the rotary tables.
 void check_values(const Problem& p, const Bindings& bindings) {
   check_query_lengths(p, bindings);
   check_cache_lengths(p, p.kv, source_slots(false), bindings);

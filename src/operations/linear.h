@@ -21,15 +21,15 @@ std::string_view own_linear_field(const Problem& problem);
 /// q, k, v and o, or their gradients.
 void token_tensors(RuleWriter& rules, const Problem& problem);
 void slope_tensor(RuleWriter& rules, const Problem& problem);
-/// The pool of states and which of them each sequence has.
+/// The pool of states, and the slot of each sequence in it.
 void state_tensors(RuleWriter& rules, const Problem& problem);
-/// Where a step or a forward leaves its states; where it found them when unbound.
+/// Where a step or a forward writes its states. If it is unbound, they replace those that were read.
 void dest_tensor(RuleWriter& rules, const Problem& problem);
-/// fp32 states a sequence, as rows of a head.
+/// A gradient of the states: fp32, one state for each sequence and head.
 SlotRule& state_gradient(RuleWriter& rules, const Problem& problem, Slot slot);
 
 void check_states_bound(const Problem& problem, const Bindings& bindings);
-/// Lengths, indices of states and slopes.
+/// Checks lengths, indices of states, and slopes.
 void check_linear_values(const Problem& problem, const Bindings& bindings);
 
 }  // namespace tessera::detail

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// linear_chunk: whole sequences of linear attention, forward and backward, from states and into them where there is a
-// pool.
+// linear_chunk: linear attention over whole sequences, forward and backward. With a pool, it reads and writes states.
 #include "operations/linear.h"
 #include "operations/table.h"
 #include "problem/grammar.h"

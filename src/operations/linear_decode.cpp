@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// linear_decode: a step of a few tokens from a pool of states, which may wait in a ring beside them.
+// linear_decode: a step of a few tokens with a pool of states. Tokens may wait in a ring beside the states.
 #include <algorithm>
 
 #include "bindings/validate_parts.h"
@@ -57,14 +57,14 @@ void tensors(RuleWriter& w, const Problem& p) {
   state_tensors(w, p);
   if (p.linear.rounding == Rounding::stochastic) w.seeds();
   if (p.linear.ring == 0) return dest_tensor(w, p);
-  // Tokens that are not in the states yet, in two halves by turns.
+  // The ring has the tokens that are not in the states yet, in two halves that are used by turns.
   const std::int64_t tokens = 2 * p.linear.ring;
   w.require(Slot::ring_k, Access::update, p.k_type, {p.linear.states, p.heads_q, tokens, p.head_dim_qk});
   w.require(Slot::ring_v, Access::update, p.v_type, {p.linear.states, p.heads_q, tokens, p.head_dim_v});
   w.require(Slot::ring_cursor, Access::read, DType::int32, {p.batch});
 }
 
-/// Cursors of sequences that have a state.
+/// Also checks the cursors of sequences that have a state.
 void check_values(const Problem& p, const Bindings& bindings) {
   check_linear_values(p, bindings);
   if (p.linear.ring == 0) return;

@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// linear_chunk is one kind of walk over a sequence, C tokens at a time, with a state S of (x, z):
+// Both passes of linear_chunk are walks over a sequence, C tokens at a time, with a state S of shape (x, z):
 //
 //     out_i = out_scale · (a^(i+lag) · X_i S + Σ_{j≤i} a^(i−j) · y_scale · (X_i·Y_j) Z_j)        a = exp(−slope)
 //     S     ← a^C · S + Σ_j a^(C−j−lag) · y_scale · Y_j ⊗ Z_j
 //
-// The forward is one with (X, Y, Z) = (q, k, v). With G_t = dL/dS_t, the gradients are three:
+// The forward is one walk, with (X, Y, Z) = (q, k, v). The backward is three, with G_t = dL/dS_t:
 //
 //     dQ_t = scale · S_t dO_t      (dO, v, k) on the transposed state, again from the first token on
 //     dV_t = G_tᵀ k_t              (k, q, dO) from the last token to the first: G_t = scale·q_t ⊗ dO_t + a·G_{t+1}
 //     dK_t = G_t v_t               (v, dO, q) likewise, on its transpose
 //
-// S is decayed before it takes a token in and G after (lag 1 and 0). No walk waits for another.
+// S is decayed before a token is added to it, G after (lag 1 and 0). No walk depends on another.
 #pragma once
 
 #include <span>
@@ -23,9 +23,9 @@ namespace tessera::detail {
 
 struct LinearWalk {
   Slot x, y, z, out;
-  Slot first, last;  // states it begins with and leaves; Slot::count_: none
+  Slot first, last;  // the states that it begins and ends with; Slot::count_: none
   bool backwards;    // from the last token to the first: lag 0, y scaled; else lag 1, out scaled
-  bool transposed;   // x is the dim of v, z that of q and k
+  bool transposed;   // x is the dimension of v, z that of q and k
 };
 
 inline std::span<const LinearWalk> linear_walks(const Problem& problem) noexcept {
@@ -38,13 +38,13 @@ inline std::span<const LinearWalk> linear_walks(const Problem& problem) noexcept
   return problem.pass == Pass::forward ? std::span(kForward) : std::span<const LinearWalk>(kBackward);
 }
 
-/// Whether the state's rows are of z, x contiguous; else of x.
+/// Whether z numbers the rows of the state and x is contiguous; else the other way round.
 inline bool rows_of_z(const Problem& problem, const LinearWalk& walk) noexcept {
   return (problem.linear.state_layout == StateLayout::vk) != walk.transposed;
 }
 
-/// Where sequence `batch` finds or leaves a state in the tensor `slot`: an index of its first dimension, negative for
-/// none.
+/// The index, in the first dimension of the tensor `slot`, of the state that sequence `batch` begins with, or with
+/// `last` ends with; negative for none.
 inline std::int64_t state_index(const Bindings& bindings, Slot slot, std::int64_t batch, bool last) noexcept {
   if (slot == Slot::count_ || !bindings[slot]) return -1;
   if (slot != Slot::state) return batch;

@@ -12,15 +12,15 @@
 
 namespace tessera::detail {
 
-/// Compressed, selected, window.
+/// The branches are compressed, selected and window.
 inline constexpr std::int64_t kNsaBranches = 3;
 
-/// Complete blocks of a sequence.
+/// Number of complete compressed blocks of a sequence.
 constexpr std::int64_t compressed_blocks(const Nsa& nsa, std::int64_t tokens) noexcept {
   return tokens < nsa.length ? 0 : (tokens - nsa.length) / nsa.stride + 1;
 }
 
-/// What `nsa_pool` makes of K, or of V.
+/// Slots, type and head dim of K or V in nsa_pool.
 struct PoolSide {
   Slot tokens, pooled, projection, dtokens, dpooled, dprojection;
   DType dtype;
@@ -33,7 +33,7 @@ inline std::array<PoolSide, 2> pool_sides(const Problem& p) {
             p.head_dim_v}}};
 }
 
-/// Query tiles of the longest sequence, and lists for each.
+/// Query tiles of the longest sequence, and lists per tile.
 constexpr std::int64_t select_tiles(const Problem& problem) noexcept {
   return ceil_div(problem.seqlen_q, problem.nsa.tile);
 }
@@ -48,15 +48,15 @@ void write_key_tokens(LineWriter& line, const Problem& problem);
 void read_compression(const LineReader& line, Problem& problem);
 void write_compression(LineWriter& line, const Problem& problem);
 
-/// Tokens of keys, dense or packed, and the compression of them.
+/// Checks the source of tokens, dense or varlen, and how it is compressed.
 void check_compression(const Problem& problem);
-/// A field that is not at its default.
+/// The name of a field that is not at its default; "" for none.
 std::string_view own_nsa_field(const Problem& problem);
-/// Refuses a field that is not at its default although the operation has no use for it; `forget` puts those that it has
-/// a use for back to their defaults.
+/// Refuses fields that the operation does not have and that are not at their defaults. `forget` sets the fields that it
+/// has to their defaults.
 void refuse_nsa_fields_of_others(const Problem& problem, void (*forget)(Nsa& nsa));
 
-/// Rows of compressed keys, of all sequences.
+/// Rows of compressed keys or values, of all sequences.
 SlotRule& pooled_rows(RuleWriter& rules, const Problem& problem, Slot slot, RuleWriter::Access access, DType dtype,
                       std::int64_t dim);
 

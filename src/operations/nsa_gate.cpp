@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// nsa_gate: the three branches of native sparse attention, each times its gate, into one; and the gradient.
+// nsa_gate: the sum of the three branches of native sparse attention, each times its gate; and its gradient.
 #include <algorithm>
 
 #include "bindings/validate_parts.h"

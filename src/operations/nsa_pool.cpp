@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// nsa_pool: the compressed keys and values of native sparse attention, means of blocks of tokens, and their gradient.
+// nsa_pool: the compressed keys and values of native sparse attention, which are means of blocks of tokens, and their
+// gradient.
 #include "bindings/validate_parts.h"
 #include "operations/nsa.h"
 #include "operations/table.h"

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// nsa_select: which blocks of tokens the queries of a tile attend to in the selected branch of native sparse attention.
+// nsa_select: selects the blocks of tokens to which a tile's queries attend in the selected branch of native sparse
+// attention.
 #include <limits>
 #include <numeric>
 
@@ -66,14 +67,15 @@ void print(LineWriter& line, const Problem& p) {
   write_promises(line, p);
 }
 
-/// The most blocks that are taken whatever they score: tiles begin at multiples of `tile`.
+/// The most blocks that are taken whatever their scores. Tiles begin at multiples of `tile`.
 std::int64_t most_forced(const Nsa& nsa) {
   if (nsa.local == 0) return nsa.initial;
   const std::int64_t latest = nsa.block - std::gcd(nsa.block, nsa.tile);  // first row of a tile within its block
   return nsa.initial + nsa.local + (latest + nsa.tile - 1) / nsa.block;
 }
 
-/// Likewise of blocks of compressed keys, of which a tile's rows see ceil((tile − 1) / stride) more than its first.
+/// The same for blocks of compressed keys. With a causal mask, the last row of a tile may see ceil((tile − 1) / stride)
+/// more compressed keys than the first.
 std::int64_t most_forced_compressed(const Nsa& nsa) {
   if (!nsa.causal) return 1;
   return (ceil_div(nsa.tile - 1, nsa.stride) + nsa.compressed_block - 1) / nsa.compressed_block + 1;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// quantize: rows of a tensor to 8 bits and their descales.
+// quantize: converts the rows of a tensor to 8 bits and descales.
 #include "base/element.h"
 #include "bindings/validate_parts.h"
 #include "operations/descales.h"

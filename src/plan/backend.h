@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What plans and executors ask of a kind of device. Each backend implements it once: src/cpu/backend.cpp,
-// src/cuda/backend.cpp. Backends know plans; plans know no backend but through this.
+// The interface of plans and executors to a kind of device. Each backend implements it once: src/cpu/backend.cpp,
+// src/cuda/backend.cpp. Backends know plans; plans know backends only through this interface.
 #pragma once
 
 #include <cstddef>
@@ -15,7 +15,7 @@ namespace tessera::detail {
 
 struct PlanState;
 
-/// What an executor keeps between its runs, for example loaded kernels: of a type of the backend's own.
+/// State that an executor keeps between its runs, for example loaded kernels. Each backend derives its own type.
 struct DeviceState {
   DeviceState() = default;
   DeviceState(const DeviceState&) = delete;
@@ -25,40 +25,41 @@ struct DeviceState {
 
 class Backend {
  public:
-  /// In errors: "runs on CUDA, the target is …".
+  /// The name in errors, as in "runs on CUDA, the target is …".
   [[nodiscard]] virtual const char* name() const noexcept = 0;
 
-  /// A device of this machine, −1 for the caller's current one. Throws Error{unsupported} when there is none,
-  /// Error{invalid_argument} for an index that there is not.
+  /// Device `index` of this machine; −1: the caller's current one. Throws Error{unsupported} if there is none,
+  /// Error{invalid_argument} for an index that no device has.
   [[nodiscard]] virtual Target device(int index) const = 0;
-  /// Instruction sets that a target can name, best first; none where a device has but one.
+  /// Instruction sets that a target can name, best first; empty if the device has only one.
   [[nodiscard]] virtual std::vector<std::string> isas() const = 0;
-  /// `target` with every choice made that it leaves open. Throws Error for a choice that this build or machine lacks.
+  /// `target` with all open choices made. Throws Error for a choice that this build or machine does not have.
   [[nodiscard]] virtual Target resolve(const Target& target) const = 0;
 
-  /// What holds for all rows of the table: a refusal here spares asking each.
+  /// The rules that are common to all rows of the table; if this refuses, no row is asked.
   [[nodiscard]] virtual Support supports(const Wishes& wishes) const = 0;
-  /// Lets the chosen row of the table plan, and adds what every plan of the device has.
+  /// Calls plan() of the chosen row of the table, and adds what every plan for the device has.
   virtual void plan(PlanState& state) const = 0;
 
-  /// For a new executor. Throws Error{unsupported} when the target is not there: a plan may be for another chip.
-  /// nullptr when nothing is kept.
+  /// The state of a new executor; nullptr if nothing is kept. Throws Error{unsupported} if this machine does not have
+  /// the target: a plan may be for another chip.
   [[nodiscard]] virtual std::unique_ptr<DeviceState> open(const PlanState& state) const = 0;
   /// Memory of the target's device, at least 64-byte aligned. Throws std::bad_alloc.
   [[nodiscard]] virtual void* allocate(const Target& target, std::size_t bytes) const = 0;
-  /// What allocate() gave. Waits for what still uses it.
+  /// Frees what allocate() returned. Waits for work that still uses it.
   virtual void release(const Target& target, void* memory) const noexcept = 0;
 
-  /// Does ahead of the first run what may take long, such as compiling kernels.
+  /// Does what may take long, such as compiling kernels, before the first run.
   virtual void prepare(const PlanState& state, DeviceState* kept) const = 0;
-  /// Runs the plan's row on bindings that have passed validation, and what metadata=report reports on a device. Neither
-  /// allocates nor synchronises once prepared. `kept` is what open() gave; `workspace` has workspace_bytes.
+  /// Runs the plan's row on validated bindings, after the check of metadata on a device if the problem has
+  /// metadata=report. Neither allocates nor synchronises once prepared. `kept` is what open() returned; `workspace` has
+  /// workspace_bytes.
   virtual void run(const PlanState& state, DeviceState* kept, const Bindings& bindings, std::byte* workspace,
                    Stream stream) const = 0;
 
  protected:
   constexpr Backend() = default;
-  ~Backend() = default;  // backends are constants, never deleted through this
+  ~Backend() = default;  // backends are constants, never deleted through this type
 };
 
 /// The backend of a kind of device; the table is in src/api/implementations.cpp.

@@ -8,13 +8,12 @@
 
 namespace tessera::detail {
 
-/// About ten lines of source that name one configuration of one kernel.
+/// About ten lines of source that instantiate one configuration of one kernel.
 struct KernelSource {
   std::string name;  // for people: logs, tables
   std::string text;
-  std::size_t shared_bytes = 0;  // dynamic shared memory that launches ask for, if known: for tables only
-  // Files that #line names in the text, for what users wrote: "score bias". What the compiler says of one is the
-  // user's to mend.
+  std::size_t shared_bytes = 0;  // dynamic shared memory of a launch, if known: for tables only
+  // Names that #line gives to users' texts, such as "score bias". Compiler errors in them are for the user to fix.
   std::vector<std::string> user_texts{};
 };
 

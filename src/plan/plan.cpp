@@ -57,8 +57,8 @@ Support row_supports(const Implementation& row, const Problem& problem, const Ta
   return row.supports(problem, target, wishes);
 }
 
-/// First row that takes the problem, or nullptr; a Candidate for every row before it and, so that explain() is
-/// complete, for every row after it.
+/// The first row that supports the problem, or nullptr. Every row gets a Candidate, also those after the chosen one, so
+/// that explain() is complete.
 const Implementation* choose(const Problem& problem, const Target& target, const Wishes& wishes,
                              std::vector<Candidate>& candidates) {
   const Implementation* chosen = nullptr;
@@ -75,7 +75,7 @@ const Implementation* choose(const Problem& problem, const Target& target, const
   return chosen;
 }
 
-/// Whether a row's refusal tells what to change: not that it is of another device, operation or pass.
+/// Whether a row's refusal tells what to change. It does not if the row is for another device, operation or pass.
 bool is_concerned(std::string_view name, const Problem& problem, const Target& target, const Wishes& wishes) {
   if (!wishes.implementation.empty()) return name == wishes.implementation;
   for (const Implementation* row : detail::implementations()) {
@@ -86,7 +86,8 @@ bool is_concerned(std::string_view name, const Problem& problem, const Target& t
   return true;
 }
 
-/// Why nothing takes the problem: "cuda.fwd_wgmma, cuda.fwd_mma: wants SM80 or newer". Rows of one reason together.
+/// Why no row supports the problem: "cuda.fwd_wgmma, cuda.fwd_mma: wants SM80 or newer". Rows with the same reason are
+/// named together.
 std::string reasons(const std::vector<Candidate>& candidates, const Problem& problem, const Target& target,
                     const Wishes& wishes) {
   std::vector<std::pair<std::string, std::string>> by_reason;  // reason, names
@@ -107,7 +108,8 @@ std::string reasons(const std::vector<Candidate>& candidates, const Problem& pro
   return text;
 }
 
-/// What takes a refused problem after all, as the end of the error: without the wishes, or on the CPU. "" for nothing.
+/// The end of the error for a refused problem: the row that would take it without the wishes, or on the CPU; "" if
+/// there is none.
 std::string what_would_do(const Problem& problem, const Target& target, const Wishes& wishes) {
   std::vector<Candidate> ignored;
   if (wishes != Wishes{}) {

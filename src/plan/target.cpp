@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a plan may be told: the target and the wishes, with their text forms.
+// The target and the wishes of a plan, with their text forms.
 #include <algorithm>
 
 #include "base/checked.h"
@@ -34,7 +34,7 @@ Target Target::cuda_device(int index) { return detail::backend(DeviceType::cuda)
 Target Target::emulate(int sm, int index) {
   const Target present = cuda_device(index);
   Target target = cuda(sm);
-  // 9.0 alone has wgmma; from it on chips have the tensor memory accelerator that newer plans use.
+  // Only 9.0 has wgmma. Plans for newer chips use the tensor memory accelerator, which chips have from 9.0 on.
   const bool same_instructions = sm == 90 ? present.sm == 90 : sm < 90 || present.sm >= 90;
   if (target.shared_memory > present.shared_memory || !same_instructions) {
     throw Error(ErrorCode::unsupported, "emulate", "sm_" + std::to_string(sm) + " on " + present.to_string(),

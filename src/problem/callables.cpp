@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The score and mask callables that a problem may name without binding one.
+// The built-in scores and masks, which a problem may name without binding a function.
 #include <algorithm>
 #include <cmath>
 

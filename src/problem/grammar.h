@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Words of the problem line that several operations have; an operation's own stand in its file of src/operations.
+// Words of the problem line that several operations have; words of only one are in that operation's file in
+// src/operations.
 #pragma once
 
 #include <string_view>
@@ -23,7 +24,7 @@ inline constexpr Word<KvLayout> kKvLayouts[] = {{"dense", KvLayout::dense},
 inline constexpr Word<Metadata> kMetadatas[] = {
     {"trust", Metadata::trust}, {"clamp", Metadata::clamp}, {"report", Metadata::report}};
 
-/// The word of a value; "" when the table has none (the value that is written by leaving the key out).
+/// The word of a value; "" if the table has none. Such a value is written by leaving the key out.
 template <class Value, std::size_t N>
 constexpr std::string_view word_of(const Word<Value> (&table)[N], Value value) {
   for (const Word<Value>& word : table) {

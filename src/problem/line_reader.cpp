@@ -10,7 +10,7 @@ namespace {
 
 constexpr std::string_view kBlank = " \t";
 
-/// The caller's text as it goes into a message: cut short, unprintable bytes as '?'.
+/// The caller's text for a message: cut short, with unprintable bytes as '?'.
 std::string printable(std::string_view text) {
   constexpr std::size_t kLongest = 60;
   std::string out;
@@ -18,7 +18,7 @@ std::string printable(std::string_view text) {
   return out + (text.size() > kLongest ? "…" : "");
 }
 
-/// The key's name today. Says once a process that an old one is still in use.
+/// The current name of a key. Reports each old name that is used, once per process.
 std::string_view current_name(std::string_view key) {
   static std::atomic<bool> told[std::size(kRenamedKeys)];
   for (std::size_t i = 0; i < std::size(kRenamedKeys); ++i) {

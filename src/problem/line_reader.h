@@ -14,7 +14,7 @@
 
 namespace tessera::detail {
 
-/// A key of the problem line that has another name now; both are read until the next version.
+/// A renamed key of the problem line. Both names are read until the next version.
 struct RenamedKey {
   std::string_view old_name;
   std::string_view name;
@@ -28,8 +28,8 @@ std::vector<std::string_view> split(std::string_view text, char separator);
 class LineReader {
  public:
   /// Tokens are separated by spaces and tabs. The first is the operation unless `has_operation` is false. The text must
-  /// outlive the reader. A renamed key is read as the new one; the first of each is told on stderr. Throws Error{parse}
-  /// on a key that comes twice.
+  /// outlive the reader. An old name of a renamed key is read as the new one; the first use of each is reported on
+  /// stderr. Throws Error{parse} on a key that occurs twice.
   explicit LineReader(std::string_view text, bool has_operation = true);
 
   [[nodiscard]] std::string_view operation() const noexcept { return operation_; }
@@ -56,11 +56,11 @@ class LineReader {
     }
     reject(key, text, "one of " + want);
   }
-  /// Throws Error{parse}: `got` is a phrase of ours.
+  /// Throws Error{parse} with `got` as it is.
   [[noreturn]] void fail(std::string_view key, std::string_view got, std::string_view want) const;
-  /// Throws Error{parse}: `text` is the caller's, and is quoted.
+  /// Throws Error{parse} that quotes `text`, which is the caller's.
   [[noreturn]] void reject(std::string_view key, std::string_view text, std::string_view want) const;
-  /// Throws on the first token that nobody asked for.
+  /// Throws Error{parse} on the first token that has not been read.
   void check_all_used() const;
 
  private:

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Writes "word key=value flag …" lines, the shortest that read back to the same.
+// Writes lines "word key=value flag …": the shortest ones that read back to the same problem.
 #pragma once
 
 #include <array>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What an operation adds to what all problems share: its keys of the problem line, its rules and its tensors. Each is a
-// file of src/operations and a row of the table there.
+// What an operation adds to what all problems share: its keys of the problem line, its rules and its tensors. Each
+// operation is a file of src/operations and a row of the table there.
 #pragma once
 
 #include <span>
@@ -21,24 +21,24 @@ struct OperationRules {
   Operation operation;
   std::string_view name;  // first word of the problem line
 
-  /// Reads all keys of the line but the first word. The result need not pass check().
+  /// Reads the keys of the line, without the first word. The result need not pass check().
   void (*parse)(const LineReader& line, Problem& problem);
   /// Writes the same keys in the order of docs/grammar.md, without those that have their defaults.
   void (*print)(LineWriter& line, const Problem& problem);
-  /// Refuses what the operation cannot mean; what all operations share has been checked.
+  /// Refuses problems that are invalid for the operation. The rules that all operations share have been checked before.
   void (*check)(const Problem& problem);
-  /// A field that has a meaning here and not for all operations, and that is not at its default; "" for none.
-  /// Operations that share such fields share the function. The other operations refuse the field. nullptr: none.
+  /// The name of a set field that only some operations have, this one among them; "" if no such field is set.
+  /// Operations with the same such fields share the function; the others refuse the fields. nullptr: it has none.
   std::string_view (*own_field)(const Problem& problem) = nullptr;
 
-  /// What is well formed and yet has no defined result, whoever would compute it. nullptr: nothing.
+  /// Refuses valid problems that have no defined result in any implementation. nullptr: there are none.
   Support (*is_defined)(const Problem& problem) = nullptr;
 
   /// Which tensors a call takes.
   void (*tensors)(RuleWriter& rules, const Problem& problem);
-  /// Which of the optional tensors have to be bound together. nullptr: any.
+  /// Checks which optional tensors must be bound together. nullptr: no rule.
   void (*check_bound)(const Problem& problem, const Bindings& bindings) = nullptr;
-  /// What is inside tensors in host memory, each of which follows its rule.
+  /// Checks the contents of tensors in host memory. Each tensor has passed its SlotRule.
   void (*check_values)(const Problem& problem, const Bindings& bindings);
 };
 

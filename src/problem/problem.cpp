@@ -31,7 +31,7 @@ void check_types(const Problem& p) {
   }
 }
 
-/// Rows of any operation; some want multiples of 8 besides.
+/// Head dims of any operation; some operations also require multiples of 8.
 void check_row_length(std::string_view name, std::int64_t dim) {
   if (dim < 1 || dim > 512) refuse_field(name, std::to_string(dim), "1 to 512");
 }
@@ -53,7 +53,7 @@ void check_shared(const Problem& p) {
   check_bytes("total_q", {p.total_q, p.heads_q, dim});
 }
 
-/// No field is set that only other operations have.
+/// Throws if a field is set that only other operations have.
 void check_no_others_fields(const Problem& p, const OperationRules& own) {
   for (const OperationRules* other : operations()) {
     if (other->own_field == nullptr || other->own_field == own.own_field) continue;
@@ -67,7 +67,7 @@ void check_no_others_fields(const Problem& p, const OperationRules& own) {
   }
 }
 
-/// Attention and quantize share how descales are laid out.
+/// Throws if `quantization` is set for another operation than attention and quantize.
 void check_no_descales(const Problem& p) {
   if (p.operation == Operation::attention || p.operation == Operation::quantize) return;
   if (p.quantization == Quantization{}) return;

@@ -19,7 +19,7 @@ namespace {
 bool is_letter(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_'; }
 bool is_digit(char c) { return c >= '0' && c <= '9'; }
 
-/// C++20's, and the two names that a text has anyway.
+/// The keywords of C++20, and two names that every text has.
 constexpr std::string_view kReserved[] = {"score",
                                           "at",
                                           "alignas",
@@ -165,7 +165,7 @@ struct Entry {
   std::optional<detail::Expression> program;
 };
 
-/// The texts of one kind. Entries are never changed and never removed, so that pointers to them last.
+/// The texts of one kind. Entries are never changed or removed, so pointers to them stay valid.
 template <class Text>
 class Registry {
  public:

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a problem's names of callables stand for in the registry (tessera/callable.h), and its host functions in a run.
+// The registry entries (tessera/callable.h) of the callables that a problem names, and their host functions in a run.
 #pragma once
 
 #include <optional>
@@ -11,11 +11,12 @@
 
 namespace tessera::detail {
 
-/// Letters, digits and a few signs: a name has to survive a problem's line. Throws Error{invalid_argument}.
+/// Throws Error{invalid_argument} unless a name has at most 64 letters, digits and _ - . : /, so that it can stand in a
+/// problem line.
 void check_callable_name(std::string_view argument, std::string_view name);
 
-/// nullptr for names that are none, built in, or left to the bindings, and for what has no program. Entries stay as
-/// long as the process.
+/// The entries of a problem's names. A pointer is nullptr if the name is empty, built in or left to the bindings, or if
+/// the entry has no program. Entries live as long as the process.
 struct RegisteredCallables {
   const ScoreText* score = nullptr;
   const MaskText* mask = nullptr;
@@ -35,14 +36,14 @@ struct RegisteredCallables {
   }
 };
 
-/// The slot of the i-th extra tensor: the score's, then the mask's.
+/// The slot of the i-th extra tensor. The score's come first, then the mask's.
 constexpr Slot extra_slot(int i) noexcept { return static_cast<Slot>(static_cast<int>(Slot::extra0) + i); }
 
-/// Bindings in which the registered host functions stand where the caller has bound none; as given for a device other
-/// than the CPU, which cannot call them. For one run.
+/// The bindings of one run, with registered host functions where the caller has bound none. For a device other than the
+/// CPU, which cannot call them, these are the given bindings.
 class HostCallables {
  public:
-  /// Both must outlive this.
+  /// `registered` and `given` must outlive this.
   HostCallables(const RegisteredCallables& registered, const Bindings& given, DeviceType device = DeviceType::cpu);
   HostCallables(const HostCallables&) = delete;
   HostCallables& operator=(const HostCallables&) = delete;
@@ -53,7 +54,7 @@ class HostCallables {
     const Expression* expression = nullptr;
     const Extras* extras = nullptr;
   };
-  /// What a callable of bindings() stands for, if it is a program of the registry.
+  /// The program that a callable of bindings() runs, if it is one of the registry.
   static Program program_of(const ScoreFunction& score) noexcept;
   static Program program_of(const MaskFunction& mask) noexcept;
 

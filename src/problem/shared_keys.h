@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Keys of the problem line that several operations have: each is read and written by one pair of functions.
+// Keys of the problem line that several operations have. One pair of functions reads and writes each.
 #pragma once
 
 #include <optional>
@@ -12,12 +12,13 @@
 
 namespace tessera::detail {
 
-/// The key's integer, or a default; nullopt for one that does not fit, so that the key has to be given.
+/// The key's integer, or `fallback`. `fallback` is nullopt if the default does not fit in 64 bits: then a missing key
+/// throws Error{overflow}.
 std::int64_t or_default(const LineReader& line, std::string_view key, std::optional<std::int64_t> fallback);
-/// tq: batch · seqlen_q when packed.
+/// The default of tq: batch · seqlen_q for varlen, else 0.
 std::optional<std::int64_t> default_total_q(const Problem& problem) noexcept;
 
-/// tk: batch · seqlen when packed.
+/// The default of tk: batch · seqlen for varlen, else 0.
 std::optional<std::int64_t> default_total(const Problem& problem, const KvSource& kv) noexcept;
 
 /// dtype
@@ -32,10 +33,10 @@ void write_pass(LineWriter& line, const Problem& problem);
 void read_sizes(const LineReader& line, Problem& problem);
 void write_sizes(LineWriter& line, const Problem& problem);
 
-/// What the keys of a source are when its keys are left out.
+/// Defaults of a source's keys in the problem line.
 struct SourceDefaults {
   KvLayout layout = KvLayout::dense;
-  bool seqused = false;  // lengths are always bound; so they are for a page table
+  bool seqused = false;  // lengths are always bound, as they are for a page table
 };
 /// kv tk page pages seqused_k, with the suffix "" or "2"; the layout of the second source has no default.
 void read_source(const LineReader& line, const Problem& problem, KvSource& kv, const SourceDefaults& defaults,

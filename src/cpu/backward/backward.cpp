@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The backward's walk: which tiles of queries meet which tiles of keys, and the units of work that threads take.
+// The loops of the backward: over the units of work that threads take, and over tiles of keys and of queries.
 
 #include <algorithm>
 #include <limits>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How the backward cuts a problem into tiles and units of work, and where its workspace goes.
+// How the backward cuts a problem into tiles and units of work, and the layout of its workspace.
 #pragma once
 
 #include <cstddef>
@@ -17,12 +17,12 @@ struct BackwardTiling {
   std::int64_t block_rows;  // rows of a list's block, or the longest sequence
   std::int64_t tile_kv;
   std::int64_t stride;  // of a row of scores: tile_kv rounded up to whole panels
-  std::int64_t parts;   // units a (batch, kv head); unit p takes tiles p, p + parts, …
+  std::int64_t parts;   // units per (batch, kv head); unit p takes tiles p, p + parts, …
 
   static BackwardTiling of(const detail::PlanState& state);
 };
 
-/// The tiles that one thread works on; operands in fp32 are absent where BackwardDots holds them in bf16.
+/// One thread's tiles. Operands in fp32 are absent if BackwardDots holds them in bf16.
 struct BackwardBuffers {
   float* k;                      // (tile_kv, padded d)
   float* v;                      // (tile_kv, padded dv)
@@ -31,7 +31,7 @@ struct BackwardBuffers {
   float* dk;                     // as k
   float* dv;                     // as v
   float* q;                      // (rows, padded d), scaled
-  float* dout;                   // (rows, padded dv), weighted as GradientRows says
+  float* dout;                   // (rows, padded dv), times the weight of GradientRows
   float* p;                      // (rows, stride): scores, then probabilities
   float* ds;                     // (rows, stride)
   float* slope;                  // (rows, stride): d score' / d score, with softcap or a score callable
@@ -40,19 +40,19 @@ struct BackwardBuffers {
   std::int64_t* key_position;    // (tile_kv)
   std::int32_t* head;            // (rows)
   Span* spans;                   // (tile_kv + 1)
-  float* dq;                     // (group, most queries, padded d), if units have no buffers of their own
+  float* dq;                     // (group, most queries, padded d), only if there is one part
 
   static BackwardBuffers place(Arena& arena, const Problem& problem, const BackwardTiling& tiling, bool dots);
 };
 
-/// fp32 numbers in the dQ of a (sequence, kv head) of `rows` queries. The last tile of a dot product may touch rows
-/// behind the last query.
+/// The number of floats in dQ of a (sequence, kv head) with `rows` queries. It includes rows behind the last query,
+/// because the last tile of a dot product may write them.
 std::int64_t dq_floats(const Problem& problem, std::int64_t rows);
 
-/// dQ of every (sequence, kv head, part), one after another: with several parts every part keeps its dQ until all are
-/// added. Null for one part.
+/// Places dQ of every (sequence, kv head, part), one after another: each part has its own dQ until all are added. Null
+/// for one part.
 float* place_parts(Arena& arena, const Problem& problem, std::int64_t parts);
-/// Where one of them begins, in fp32 numbers.
+/// The offset of one of them, in floats.
 std::int64_t part_offset(const Problem& problem, const Sequence& sequence, std::int64_t kv_head, std::int64_t part,
                          std::int64_t parts);
 

@@ -11,7 +11,7 @@ namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
-// Pairs move as one 32-bit number.
+// Transposes pairs, each as one 32-bit number.
 void transpose(const Kernels& kernels, std::int64_t rows, std::int64_t columns, const void* source,
                std::ptrdiff_t source_ld, void* target, std::ptrdiff_t ld) {
   kernels.transpose(rows, columns, static_cast<const float*>(source), source_ld, static_cast<float*>(target), ld);
@@ -120,7 +120,7 @@ void BackwardDots::products(const Kernels& kernels, std::int64_t rows, std::int6
                             std::int64_t ld) const {
   const std::int64_t whole = padded_dots(rows);
   const std::int64_t columns = padded_dots(keys);
-  // Padding adds zeros times K to dq of rows that follow these: not where K may hold NaN.
+  // Padding adds 0 · K to the rows of dq behind these, which is NaN if K is not finite.
   const bool padded = keys < columns || rows % kDotTile != 0;
   if ((masked || padded) && !(keys_finite_ && queries_finite_)) {
     careful_dots(SkipZerosOf::b, dv_, columns, rows, dout_t_, rows_, p_, stride_, dv_t_, stride_, nullptr);

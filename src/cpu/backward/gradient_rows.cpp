@@ -15,7 +15,7 @@ namespace {
 constexpr float kNothing = -std::numeric_limits<float>::infinity();
 constexpr std::int64_t kLongestRow = 512;  // Problem::check's limit of the head dims
 
-// One head of one sequence; returns its share of dsink.
+// Computes the rows of one head of one sequence. Returns their part of dsink.
 double find_head(const detail::PlanState& state, const Bindings& bindings, const Kernels& kernels,
                  const GradientRows& out, const Sequence& sequence, std::int64_t head) {
   const Problem& problem = state.problem;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the backward needs of every query row before it walks the tiles, and the gradient of the sinks.
+// The values of every query row that the backward needs before its loops over tiles, and the gradient of the sinks.
 #pragma once
 
 #include <cstdint>
@@ -12,9 +12,9 @@
 
 namespace tessera::cpu {
 
-/// fp32 (heads_q, rows of all sequences) each; dsink (batch, heads_q), in double as it sums over all rows. A sink takes
-/// the share 1 − weight of a row's probability: with P = exp(S − shift) and dO' = weight·dO, the gradients are those of
-/// a row without a sink, dV = Pᵀ·dO' and dS = P∘(dO'·Vᵀ − delta).
+/// Each is fp32 (heads_q, rows of all sequences); dsink is (batch, heads_q), in double because it sums over all rows. A
+/// sink takes the share 1 − weight of a row's probability. With P = exp(S − shift) and dO' = weight·dO the gradients
+/// are those of a row without a sink: dV = Pᵀ·dO' and dS = P∘(dO'·Vᵀ − delta).
 struct GradientRows {
   float* shift = nullptr;   // LSE; +inf for an empty row, whose probabilities are then 0
   float* weight = nullptr;  // exp(LSE) / (exp(LSE) + exp(sink)); 1 without a sink
@@ -30,7 +30,7 @@ struct GradientRows {
 void find_gradient_rows(const detail::PlanState& state, const Bindings& bindings, detail::Workers& workers,
                         const Kernels& kernels, const GradientRows& rows);
 
-/// Writes a gradient row: target = source · factor, or target += where the problem accumulates (fp32 then).
+/// Writes a gradient row: target = source · factor, or target += source · factor if the problem accumulates (in fp32).
 void store_gradient(const Problem& problem, const Kernels& kernels, DType dtype, float* source, std::int64_t count,
                     float factor, std::byte* target);
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a tile of the backward begins and ends with: keys and queries in, their gradients out.
+// The start and the end of a tile of the backward: loads keys and queries, stores their gradients.
 
 #include <algorithm>
 
@@ -80,7 +80,7 @@ void BackwardUnit::load_queries(std::int64_t head, std::int64_t begin, std::int6
 }
 
 void BackwardUnit::store_keys() {
-  const float scale = dots_.used() ? problem_.softmax_scale() : 1.0F;  // else q has it
+  const float scale = dots_.used() ? problem_.softmax_scale() : 1.0F;  // otherwise q is scaled
   for (std::int64_t s = 0; s < span_count_; ++s) {
     const Span& span = b_.spans[s];
     const detail::SourceSlots& slots = detail::source_slots(span.segment == 1);

@@ -59,7 +59,7 @@ bool BackwardUnit::hide(std::int64_t head, std::int64_t block, std::int64_t begi
   return masked;
 }
 
-/// A row whose LSE is −∞ has no gradients, whatever the keys hold that a backward's own list shows to it.
+/// A row whose LSE is −∞ has no gradients, even if the backward's own list shows it keys.
 bool BackwardUnit::hide_empty_rows(std::int64_t head, std::int64_t begin, std::int64_t rows, std::int64_t keys) {
   const float* shift = run_.rows.shift + run_.rows.at(head, sequence_.q_first + begin);
   bool masked = false;
@@ -129,7 +129,7 @@ void BackwardUnit::gradient_of_scores(std::int64_t head, std::int64_t begin, std
     drop_gradients(rows, keys);
   }
   const std::int64_t index = run_.rows.at(head, sequence_.q_first + begin);
-  const float* weight = problem_.sink && dots_.used() ? run_.rows.weight + index : nullptr;  // else dO has them
+  const float* weight = problem_.sink && dots_.used() ? run_.rows.weight + index : nullptr;  // otherwise dO is weighted
   if (weight) weigh_rows(b_.ds, rows, columns, weight);
   const float* delta = run_.rows.delta + index;
   run_.kernels.score_gradient(rows, columns, b_.p, b_.ds, ld, delta, 1.0F, b_.ds);
@@ -146,13 +146,13 @@ void BackwardUnit::weigh_rows(float* a, std::int64_t rows, std::int64_t columns,
       run_.kernels.scale_rows(1, columns, row, ld, weight[i]);
       continue;
     }
-    // A hidden key's 0 stays 0 in a row that is NaN.
+    // In a row whose weight is NaN, the 0 of a hidden key stays 0.
     std::replace_if(
         row, row + columns, [](float x) { return x != 0.0F; }, weight[i]);
   }
 }
 
-/// A dropped key's V is not looked at, whatever it holds.
+/// The V of a dropped key has no effect, even if it is not finite.
 void BackwardUnit::drop_gradients(std::int64_t rows, std::int64_t columns) const {
   for (std::int64_t i = 0; i < rows; ++i) {
     float* to = b_.ds + i * run_.tiling.stride;

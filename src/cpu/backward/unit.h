@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Backward: one pass over tiles of keys; for each, all query tiles of all heads of the group. dK and dV of the tile
-// stay in cache, dQ is summed in fp32 by the unit that owns the (batch, kv head), so that every sum has one fixed
-// order. Scores lie with queries down and keys across; K and V are transposed into panels once a tile.
+// Backward: one pass over tiles of keys, each against all query tiles of all heads of the group. dK and dV of the tile
+// stay in cache. Each unit sums its own dQ in fp32, and parts are added in order, so that every sum has one fixed
+// order. Scores have queries as rows and keys as columns; K and V are transposed into panels once per tile.
 #pragma once
 
 #include <cstdint>
@@ -35,7 +35,7 @@ struct BackwardRun {
         list(state.problem, bound, bool{state.problem.bwd_list}) {}
 };
 
-/// One thread's work on units: a part of the keys of a (batch, kv head).
+/// One thread's work on units. A unit is a part of the keys of a (batch, kv head).
 class BackwardUnit {
  public:
   BackwardUnit(const BackwardRun& run, BackwardBuffers& buffers, BackwardDots& dots)
@@ -53,42 +53,43 @@ class BackwardUnit {
 
   // Whether the list has any of the tile's blocks for this query block.
   [[nodiscard]] bool any_listed(std::int64_t head, std::int64_t block) const;
-  // Leaves out rows at the front and keys at the end that see nothing of each other; false when nothing is left.
+  // Removes rows at the start that see none of the keys, and keys at the end that no row sees. Returns false if nothing
+  // is left.
   bool trim_to_window(std::int64_t& begin, std::int64_t end, std::int64_t& keys) const;
   void query_tile(std::int64_t h, std::int64_t block, std::int64_t begin, std::int64_t end);
 
-  // backward_load_store.cpp: operands in, gradients out.
+  // load_store.cpp: loads operands, stores gradients.
 
-  // Keys [begin, begin + count) of the sequence in fp32, as rows and transposed, cut into spans at list blocks.
+  // Loads keys [begin, begin + count) of the sequence, as rows and transposed; cuts them into spans at list blocks.
   void load_keys(std::int64_t begin, std::int64_t count);
   void load_queries(std::int64_t head, std::int64_t begin, std::int64_t rows);
   void store_keys();
-  // Rows of dK and dV; asked for in order.
+  // Rows of dK and dV. Callers must ask for them in order, for dK first.
   float* dk_row(std::int64_t row);
   [[nodiscard]] float* dv_row(std::int64_t row) const;
-  // Keys of the tensor past the used length: their gradient is 0.
+  // Sets the gradients of keys past the used length to 0.
   void clear_unused_keys();
 
-  // backward_step.cpp: a tile of queries against a tile of keys.
+  // step.cpp, and backward.cpp for trim_to_mask(): a tile of queries against a tile of keys.
 
-  // Whether nothing but masks stands between the products and the exponential, nor between dP and dO.
+  // Whether only masks and a positive scale come between Q·Kᵀ and the exponential, and there is no dropout or sink.
   [[nodiscard]] bool scores_are_plain() const;
   void scores(std::int64_t rows, std::int64_t keys);
-  // The keys less those at the end that the mask hides from all rows; false where it hides all.
+  // Removes keys at the end that the mask hides from all rows. Returns false if it hides all keys.
   bool trim_to_mask(std::int64_t head, std::int64_t begin, std::int64_t end, std::int64_t& keys) const;
-  // p: scores to probabilities; slope: the derivative of everything between. True when any score was masked.
+  // Turns the scores in p into probabilities; sets slope to d score' / d score. Returns whether any score was masked.
   bool scores_to_probabilities(std::int64_t head, std::int64_t block, std::int64_t begin, std::int64_t rows,
                                std::int64_t keys);
   bool hide(std::int64_t head, std::int64_t block, std::int64_t begin, std::int64_t rows, std::int64_t keys);
   bool hide_empty_rows(std::int64_t head, std::int64_t begin, std::int64_t rows, std::int64_t keys);
-  // Blocks that the list leaves out and elements that the mask callable hides.
+  // Hides blocks that are not listed, and elements that the mask callable hides.
   bool hide_spans(std::int64_t head, std::int64_t block, std::int64_t rows);
   bool hide_outside_window(std::int64_t rows, std::int64_t keys);
-  // ds = P∘(dP − delta) times the slopes; then P takes the dropout factors, for dV.
+  // Computes ds = P∘(dP − delta) times the slopes. Then multiplies P by the dropout factors, for dV.
   void gradient_of_scores(std::int64_t head, std::int64_t begin, std::int64_t rows, std::int64_t keys);
   void weigh_rows(float* a, std::int64_t rows, std::int64_t columns, const float* weight) const;
   void drop_gradients(std::int64_t rows, std::int64_t columns) const;
-  // a ∘= b where a is not 0: a factor of a masked element may be anything.
+  // a ∘= b where a is not 0: the factor of a masked element may be NaN or infinite.
   void multiply(std::int64_t rows, std::int64_t columns, float* a, const float* b) const;
   // dV += Pᵀ·dO, dK += dSᵀ·Q, dQ += dS·K.
   void products(bool masked, std::int64_t rows, std::int64_t keys, float* dq);

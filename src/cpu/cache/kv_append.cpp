@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The operation `kv_append`: new keys and values into a cache, dense or paged, with optional rotary embedding (Su et
-// al. 2021, RoFormer) of the new keys, and of the queries at the same positions.
+// The operation `kv_append`: writes new keys and values into a cache, dense or paged, with optional rotary embedding
+// (Su et al. 2021, RoFormer) of the new keys, and of the queries at the same positions.
 #include <algorithm>
 
 #include "base/checked.h"

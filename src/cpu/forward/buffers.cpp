@@ -34,7 +34,7 @@ ForwardBuffers ForwardBuffers::place(Arena& arena, const Problem& problem, const
   b.mass = arena.take<MassGatherer>(tiling.strips);
   for (std::int64_t i = 0; i < tiling.strips; ++i) {
     const MassGatherer placed = MassGatherer::place(arena, problem, tiling.strip_columns);
-    if (b.mass != nullptr) b.mass[i] = placed;  // not where only the bytes are counted
+    if (b.mass != nullptr) b.mass[i] = placed;  // null if only bytes are counted
   }
   return b;
 }

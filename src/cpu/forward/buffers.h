@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where the forward's workspace goes.
+// The layout of the forward's workspace.
 #pragma once
 
 #include <cstddef>
@@ -14,28 +14,29 @@
 
 namespace tessera::cpu {
 
-/// A run of query rows that use the same keys, and where its columns are.
+/// A run of query rows that use the same keys, and its columns.
 struct Strip {
   std::int64_t first_row;
   std::int64_t rows;
   std::int64_t first_column;
   std::int64_t columns;  // rows · heads of the tile
   QueryTile queries;
-  MassGatherer* mass;     // where masses are gathered: of the strip's block
-  std::int64_t next = 0;  // tile of the grid that it uses next
+  MassGatherer* mass;     // gathers the masses of the strip's block
+  std::int64_t next = 0;  // the next key tile that it uses
 };
 
-/// A thread's buffers. `columns` are the queries of all strips that walk the keys together, whole panels a strip.
+/// A thread's buffers. `columns` counts the queries of all strips that walk the keys together; each strip has whole
+/// panels.
 struct ForwardBuffers {
   std::int64_t columns = 0;
   Strip* strips;
   float* q;                // (panels, d, kPanel), scaled
   std::uint32_t* q_pairs;  // (panels, padded_dots(d) / 2, kPanel), not scaled: instead of q, for dot products
   float* o;                // (panels, padded dv, kPanel), not yet divided by the sum
-  float* s;                // (tile_kv, kPanel): scores, then probabilities; for dot products padded by a tile's rows
+  float* s;                // (tile_kv, kPanel): scores, then probabilities; for dot products with kDotTile more rows
   std::uint32_t* p;        // (padded_dots(tile_kv) / 2, kPanel): probabilities as pairs of keys, for dot products
   float* keep;             // as s: dropout factors
-  float* staging;          // (kPanel, padded max(d, dv)): rows on their way in or out
+  float* staging;          // (kPanel, padded max(d, dv)): rows that are being loaded or stored
   float* maximum;          // (columns)
   float* sum;              // (columns)
   float* correction;       // (columns)

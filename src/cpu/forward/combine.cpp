@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The operation `combine`: partial results over disjoint keys into one, the sink entering once.
+// The operation `combine`: merges partial results over disjoint keys into one, which includes the sink once.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -22,7 +22,7 @@ Support supports(const Problem& problem, const Target& /*target*/, const Wishes&
 
 void plan(detail::PlanState& state) { state.workspace_bytes = 0; }
 
-// The tensor of one partial: its leading dimension taken off.
+// The tensor of one partial: `parts` without its leading dimension.
 Tensor part_of(const Tensor& parts, std::int64_t part) {
   Tensor one = parts;
   one.rank = parts.rank - 1;
@@ -69,11 +69,11 @@ void combine_row(const Problem& problem, const Bindings& bindings, const Kernels
 void run(const detail::PlanState& state, const Bindings& bindings, const Resources& resources) {
   const Problem& problem = state.problem;
   const Kernels& kernels = kernels_for(state.target.isa);
-  // Varlen partials are merged token by token, so that the tensor is one sequence.
+  // Varlen partials are merged token by token, as if the tensor were one sequence.
   const bool varlen = problem.q_layout == Layout::varlen;
   const std::int64_t batches = varlen ? 1 : problem.batch;
   const std::int64_t length = varlen ? problem.total_q : problem.seqlen_q;
-  // One task a batch and 64 rows: a row alone is too little work to hand out.
+  // A task is 64 rows of a batch: one row is too little work for a task.
   constexpr std::int64_t kRows = 64;
   const std::int64_t tasks = detail::ceil_div(length, kRows);
   resources.workers.parallel_for(batches * tasks, [&](std::int64_t index) {

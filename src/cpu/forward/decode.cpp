@@ -8,7 +8,7 @@
 namespace tessera::cpu {
 namespace {
 
-// Keys [first, first + count) of a view.
+// Lists the rows of keys [first, first + count) of a view.
 void list_rows(const KeyView& view, std::int64_t first, std::int64_t count, std::int64_t head, KeyRow* rows) {
   while (count > 0) {
     const std::int64_t run = view.run(first, count);
@@ -105,7 +105,7 @@ void DecodeUnit::load_queries() {
   std::fill_n(b_.o, width * problem_.head_dim_v, 0.0F);
   std::fill_n(b_.maximum, width, kNothing);
   std::fill_n(b_.sum, width, 0.0F);
-  // Columns without a score are computed too: what others left there must not reach a decision on all of them.
+  // The softmax computes unused columns too. What earlier units left there must not affect decisions about all columns.
   const std::int64_t scored = queries_ == 1 ? -tiles_ : columns();
   if (scored != cleared_ || !run_.tiling.all_decode) {
     std::fill_n(b_.s, (width + kPanel - 1) / kPanel * b_.rows_s * kPanel, 0.0F);
@@ -118,7 +118,7 @@ void DecodeUnit::load_queries() {
     const std::int64_t head = tile_.head + tile * run_.tiling.heads_a_tile + query / row_count_;
     b_.head[c] = static_cast<std::int32_t>(head);
     b_.position[c] = tile_.first_position + row;
-    // Unused columns see everything: their scores stay 0 and decide nothing.
+    // Unused columns see every key, so that their scores stay 0 and affect no decision.
     const bool used = c < columns() && c % stride_ < queries_;
     b_.visible[c] = used ? visible_keys(problem_, b_.position[c]) : kSeesAll;
     if (!used) continue;
@@ -201,7 +201,7 @@ void DecodeUnit::find_rows(std::int64_t first, std::int64_t last) {
 }
 
 RowsAhead DecodeUnit::find_ahead(const KeyRow* rows, std::int64_t count, std::int64_t bytes) {
-  // In the order in which they lie.
+  // Lists the rows in the order of their addresses.
   const bool heads_apart = count > 1 && std::abs(rows[0].head) > std::abs(rows[1].row - rows[0].row);
   const std::ptrdiff_t key_step = heads_apart ? 1 : tiles_;
   const std::ptrdiff_t tile_step = heads_apart ? count : 1;
@@ -244,7 +244,7 @@ float DecodeUnit::score() {
                kernels.decode_scores(problem_.k_type, keys, b_.rows, d, queries, b_.q + c * d, s, ahead);
              }
            });
-  // Dot products leave the scale to the exponential, unless something looks at the scores before.
+  // With dot products the exponential applies the scale, unless something reads the scores before.
   float scale = run_.dots ? problem_.softmax_scale() : 1.0F;
   const bool plain = !run_.scores.per_element() && problem_.softcap <= 0.0F && scale > 0.0F;
   const std::int64_t width = padded(columns());
@@ -285,7 +285,7 @@ void DecodeUnit::softmax(float scale) {
       run_.kernels.softmax_step(place_, rows_, columns, scores_at(c, 0), b_.maximum + c, b_.sum + c, b_.correction + c);
       continue;
     }
-    // From pair to pair, as the panels have it: the order of the sum depends on where it begins.
+    // Works on whole pairs of keys, as ForwardUnit does: the order of the sum depends on where it starts.
     const std::int64_t first = lead_ / 2 * 2, end = lead_ + keys_, past = (end + 1) / 2 * 2;
     const auto fill_halves = [&](float value) {
       if (first < lead_) std::fill_n(scores_at(c, first), columns, value);
@@ -293,7 +293,7 @@ void DecodeUnit::softmax(float scale) {
     };
     fill_halves(kNothing);
     float* s = scores_at(c, first);
-    if (problem_.o_type == DType::fp32) {  // likewise as the panels have it
+    if (problem_.o_type == DType::fp32) {  // ForwardUnit does the same
       if (scale != 1.0F) run_.kernels.scale_rows(past - first, columns, s, kPanel, scale);
       run_.kernels.softmax_step(place_ + first, past - first, columns, s, b_.maximum + c, b_.sum + c,
                                 b_.correction + c);
@@ -302,7 +302,7 @@ void DecodeUnit::softmax(float scale) {
       run_.kernels.softmax_pairs(past - first, columns, s, scale, b_.maximum + c, b_.sum + c, b_.correction + c,
                                  pairs_at(c, first));
     }
-    fill_halves(0.0F);  // unused columns keep it
+    fill_halves(0.0F);  // scores of unused columns must stay 0
     for (std::int64_t row = 0; row < first; row += 2) std::fill_n(pairs_at(c, row), columns, 0U);
     for (std::int64_t row = past; row < rows_; row += 2) std::fill_n(pairs_at(c, row), columns, 0U);
   }
@@ -331,7 +331,7 @@ void DecodeUnit::add_values(std::int64_t first, std::int64_t end) {
 
 void DecodeUnit::add_masked_values() {
   const auto seen = [&](std::int64_t row) {
-    if (row < lead_ || row >= lead_ + keys_) return true;  // weighs 0 and is 0
+    if (row < lead_ || row >= lead_ + keys_) return true;  // a row of zeros, whose weight is 0
     return b_.keys.position[row] >= seen_by_all_.low && b_.keys.position[row] <= seen_by_all_.high;
   };
   const auto all_seen = [&](std::int64_t row) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Forward of sequences of a few queries, as in decoding: what takes time is reading K and V. Their rows are read where
-// they lie, and several heads of a sequence walk the keys together, so that memory is read nearly in order: the rows of
-// one head alone are often as far apart as all heads are wide. The sums are those of ForwardUnit, to the bit.
+// Forward of sequences with few queries, as in decoding, where reading K and V takes most of the time. Their rows are
+// read in place, and several heads of a sequence walk the keys together, so that memory is read nearly in order:
+// neighbouring rows of one head are often as far apart as all heads are wide. The sums equal ForwardUnit's bit for bit.
 #pragma once
 
 #include <cstdint>
@@ -11,22 +11,22 @@
 
 namespace tessera::cpu {
 
-/// A key's row of the unit's first head, and how far on the next head's is.
+/// A key's row for the unit's first head, and the bytes from there to the row of the next head.
 struct KeyRow {
   const std::byte* row;
   std::ptrdiff_t head;
 };
 
-/// A thread's buffers. A head tile has 4 or 8 columns of them, of which the last ones may be unused.
+/// A thread's buffers. Each head tile has 4 or 8 columns; the last ones may be unused.
 struct DecodeBuffers {
   std::int64_t columns = 0;
   float* q;                 // (columns, d), scaled
   std::uint16_t* q_bf16;    // (columns, d), not scaled: instead of q, for dot products
   float* o;                 // (columns, dv), not yet divided by the sum
-  float* step_o;            // (columns, dv): of a step, which is added to o; not for dot products
+  float* step_o;            // (columns, dv): P·V of one step, which is then added to o; not for dot products
   float* s;                 // (panels, rows_s, kPanel): scores, then probabilities
   std::uint32_t* p;         // (panels, rows_s / 2, kPanel): probabilities as pairs of keys, for dot products
-  std::int64_t rows_s;      // tile_kv, to a multiple of kDecodeKeys
+  std::int64_t rows_s;      // tile_kv, rounded up to a multiple of kDecodeKeys
   float* maximum;           // (columns)
   float* sum;               // (columns)
   float* correction;        // (columns)
@@ -37,10 +37,10 @@ struct DecodeBuffers {
   std::int32_t* high;       // (kPanel)
   KeyRow* k;                // (rows_s)
   KeyRow* v;                // (rows_s)
-  std::byte* zeros;         // a row of them
-  KeyRow* next;             // (kDecodeKeys): of K behind the tile
-  const std::byte** rows;   // (kDecodeKeys): of one head
-  const std::byte** ahead;  // (tiles · kDecodeKeys)
+  std::byte* zeros;         // a row of zeros
+  KeyRow* next;             // (kDecodeKeys): rows of K that are probably read next
+  const std::byte** rows;   // (kDecodeKeys): rows of one head
+  const std::byte** ahead;  // (tiles · kDecodeKeys): rows to prefetch
   KeyTile keys;             // without k and v
 
   static DecodeBuffers place(Arena& arena, const Problem& problem, const Tiling& tiling, bool dots);
@@ -54,36 +54,36 @@ class DecodeUnit {
   DecodeUnit(const ForwardRun& run, DecodeBuffers& buffers)
       : run_(run), problem_(run.problem), b_(buffers), together_(run.dots ? run.kernels.dots->keys_together : 1) {}
 
-  /// Whether all strips of the sequence are of few queries that may be computed here.
+  /// Whether this class may compute the sequence: each of its strips must have few queries.
   static bool takes(const ForwardRun& run, const Sequence& sequence);
 
-  /// `tiles` head tiles from first_tile on; rows past the used ones are written as empty.
+  /// Computes `tiles` head tiles from first_tile on. Rows past the used ones are written as empty.
   void compute(const Sequence& sequence, const StripRows& rows, std::int64_t first_tile, std::int64_t tiles,
                std::int64_t split);
 
  private:
   void load_queries();
   void walk_keys();
-  // The tile's spans [first, last), without a gap between them: one step of the softmax.
+  // One softmax step on the tile's spans [first, last), which have no gaps between them.
   void step(std::int64_t first, std::int64_t last);
-  // Where the keys lie, as rows of the step, and the most likely next ones.
+  // Finds the rows of the step's keys, and those that are probably read next.
   void find_rows(std::int64_t first, std::int64_t last);
-  // S = K·Qᵀ; gives the factor that the exponential still has to apply.
+  // Computes S = K·Qᵀ. Returns the factor that the exponential still has to apply.
   float score();
-  // Masks what not all columns see; true if there was something.
+  // Masks keys that some columns do not see. Returns whether there may be any.
   bool mask_window(std::int64_t first, std::int64_t last);
   void softmax(float scale);
-  // O += Vᵀ·P over rows [first, end) of the step, or the step's own sums for fp32 products.
+  // O += Vᵀ·P over rows [first, end) of the step; with fp32 products the sums go to step_o instead.
   void add_values(std::int64_t first, std::int64_t end);
-  // The same where a weight may be 0 because of a mask: values that are not finite must not reach that sum.
+  // The same if a mask may have set weights to 0: values with weight 0 are left out, because they may not be finite.
   void add_masked_values();
   void add_masked_value(std::int64_t row, std::int64_t tile);
   void multiply_values(std::int64_t keys, const std::byte* const* rows, std::int64_t queries, std::int64_t column,
                        std::int64_t row, const RowsAhead& ahead) const;
   void finish();
 
-  // task(head tile, first, keys, rows ahead) on the `count` rows, kDecodeKeys at a time, all heads in turn; behind them
-  // `next` rows are wanted.
+  // Calls task(head tile, first, keys, rows ahead) for `count` rows, kDecodeKeys at a time, for each head tile in turn.
+  // Behind them the `next` rows are prefetched.
   template <class Task>
   void for_rows(const KeyRow* rows, std::int64_t count, std::int64_t bytes, const KeyRow* next, std::int64_t next_count,
                 std::int64_t next_bytes, const Task& task);
@@ -100,7 +100,7 @@ class DecodeUnit {
   const ForwardRun& run_;
   const Problem& problem_;
   DecodeBuffers& b_;
-  const std::int64_t together_;  // keys whose values are added in one go
+  const std::int64_t together_;  // keys whose values are added together
   Sequence sequence_;
   QueryTile tile_;  // of the first head tile
   std::int64_t first_row_ = 0;
@@ -109,11 +109,11 @@ class DecodeUnit {
   std::int64_t split_ = 0;
   std::int64_t queries_ = 0;  // of a head tile
   std::int64_t stride_ = 0;   // its columns
-  std::int64_t cleared_ = 0;  // columns of S for which the unused ones are 0; negative: tiles of one query
+  std::int64_t cleared_ = 0;  // columns() when S was cleared; −tiles_ with one query in a head tile
   Visible seen_by_all_{};     // key positions
-  // Rows of a step: [lead_, lead_ + keys_) are keys. Dot products take some together as the grid has them; rows of
-  // zeros stand for what the first and the last ones lack.
-  std::int64_t place_ = 0;  // of the first row in its tile
+  // Rows of a step: [lead_, lead_ + keys_) are keys. Dot products take groups of together_ keys, aligned as in the key
+  // tile. Rows of zeros complete the first and the last group.
+  std::int64_t place_ = 0;  // of the first row within its key tile
   std::int64_t lead_ = 0;
   std::int64_t keys_ = 0;
   std::int64_t rows_ = 0;

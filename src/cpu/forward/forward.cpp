@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The forward's walk: which keys meet which queries, and the units of work that threads take.
+// The loops of the forward: over the units of work that threads take, and over the keys of each unit.
 
 #include <algorithm>
 
@@ -11,7 +11,7 @@ namespace {
 
 constexpr std::int64_t kWindowStrip = 32;  // queries; a divisor of kPanel
 
-// A thread's units are of either kind, one after another.
+// Units of both kinds use the same memory of a thread, one after another.
 std::size_t unit_bytes(const detail::PlanState& state, const Tiling& tiling, bool dots) {
   const std::size_t decode = reads_in_place(state) ? decode_thread_bytes(state.problem, tiling, dots) : 0;
   return std::max(tiling.all_decode ? 0 : forward_thread_bytes(state.problem, tiling, dots), decode);
@@ -121,7 +121,7 @@ void ForwardUnit::key_run(const Strip& strip, Rows run) {
 
 void ForwardUnit::panel_run(std::int64_t first, std::int64_t live, Rows run) {
   if (!has_window(problem_) || sees_all(first, live, run)) return panel_step(first, live, run, false);
-  // At the border of the window a narrower strip of queries leaves less of the triangle to be masked.
+  // At the edge of the window narrower strips of queries compute fewer scores that are then masked.
   for (std::int64_t part = first; part < first + live; part += kWindowStrip) {
     const std::int64_t columns = std::min(kWindowStrip, first + live - part);
     const Rows rows = rows_seen(part, columns, run);
@@ -214,7 +214,7 @@ void run_forward(const detail::PlanState& state, const Bindings& bindings, const
     if (run.reads_in_place) decode_buffers = DecodeBuffers::place(few, state.problem, t, run.dots);
     DecodeUnit decode(run, decode_buffers);
     const DotProducts products(run.dots ? run.kernels.dots : nullptr);
-    // Later rows see more keys under a causal mask: longest first.
+    // Under a causal mask later rows see more keys, so the last row units come first.
     queue.drain([&](std::int64_t index) {
       std::int64_t rest = index;
       const std::int64_t split = rest % t.splits;

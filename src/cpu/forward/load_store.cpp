@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a strip of the forward begins and ends with: Q into panels; O, LSE and mass out.
+// The start and the end of a strip of the forward: loads Q into panels; stores O, LSE and mass.
 
 #include <algorithm>
 #include <cmath>
@@ -9,7 +9,7 @@
 namespace tessera::cpu {
 namespace {
 
-// Rows of O asked for before they are written: a row in cache takes about 12 ns, memory 100 ns or more.
+// How many rows ahead O is prefetched: writing a row takes about 12 ns in cache, but 100 ns or more in memory.
 constexpr std::int64_t kRowsAhead = 16;
 
 }  // namespace

@@ -12,7 +12,7 @@ namespace {
 constexpr float kNothing = -std::numeric_limits<float>::infinity();
 constexpr float kSkipCap = 4.0F;  // the largest mass that a state can remember
 
-/// What rows [from, to) of a panel come to, column by column.
+/// Folds rows [from, to) of a panel, column by column.
 template <class Fold>
 std::array<float, kPanel> fold_rows(std::int64_t from, std::int64_t to, std::int64_t columns, const float* rows,
                                     float start, Fold fold) {

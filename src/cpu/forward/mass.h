@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What listed tiles weigh: probability mass per tile, the next list made from it, and a skip state's step
-// (docs/skip-state.md). Gathered in one pass: while the softmax runs, each row's sum in each key block is kept relative
-// to the maximum of that moment and brought to an LSE at the end; for the rule threshold each row's largest score.
+// The probability mass of listed tiles, the next list made from it, and a skip state's step (docs/skip-state.md). One
+// pass suffices: during the online softmax each row's sum in each key block is kept relative to the current maximum,
+// and it is rescaled to the LSE at the end. The rule threshold keeps each row's largest score instead.
 #pragma once
 
 #include <cstdint>
@@ -13,30 +13,30 @@ namespace tessera::cpu {
 
 class MassGatherer {
  public:
-  /// Per thread: 2 · key blocks · columns floats, and a float and a byte per key block.
+  /// Takes, for each thread, 2 · key blocks · columns floats, and a float and a byte per key block.
   static MassGatherer place(Arena& arena, const Problem& problem, std::int64_t columns);
 
   void begin_block();
   void begin_tile();
-  /// After a softmax step: p (rows [first, end) of the tile, columns from first_column) with the maxima it is relative
-  /// to.
+  /// Adds probabilities after a softmax step: rows [first, end) of the tile and columns from first_column on. They are
+  /// relative to `maximum`.
   void add(const KeyTile& tile, std::int64_t first, std::int64_t end, std::int64_t first_column, std::int64_t columns,
            const float* p, const float* maximum);
-  /// Before a softmax step, for the rule threshold: its scores, in the same place.
+  /// For the rule threshold: adds scores before a softmax step, of the same rows and columns.
   void add_scores(const KeyTile& tile, std::int64_t first, std::int64_t end, std::int64_t first_column,
                   std::int64_t columns, const float* scores);
-  /// Brings the columns of a tile to their LSE (natural log, sink excluded; a column of an infinite one weighs nothing)
-  /// and adds them to the block.
+  /// Rescales the columns of a tile to their LSE (natural log, sink excluded; a column with an infinite LSE has no
+  /// mass) and adds them to the block.
   void end_tile(std::int64_t columns, const float* lse);
-  /// The same for the rule threshold: compares each column's largest scores in the order of the key blocks, or
-  /// backwards.
+  /// The same for the rule threshold: compares each column's largest scores in the order of the key blocks, or in
+  /// reverse order if `down`.
   void end_tile_by_maxima(std::int64_t columns, const float* lse, bool down);
-  /// A row of the block says nothing about its tiles.
+  /// Marks the block's masses as unknown: move_state() then keeps the tiles that were computed.
   void set_unknown() { unknown_ = true; }
   /// Writes the block's mass and its row of the next list.
   void end_block(const Problem& problem, const Bindings& bindings, std::int64_t batch, std::int64_t head,
                  std::int64_t query_block);
-  /// Moves the block's row of a skip state on: its list, which `list` still reads, and its memory.
+  /// Updates the block's row of a skip state: its list, which `list` still reads, and its memory.
   void move_state(const Problem& problem, const Bindings& bindings, const TileListReader& list, std::int64_t batch,
                   std::int64_t head, std::int64_t query_block);
 
@@ -55,8 +55,8 @@ class MassGatherer {
   std::int64_t rows_ = 0;     // valid rows of the block so far
   float* sum_ = nullptr;      // (blocks, columns)
   float* maximum_ = nullptr;  // (blocks, columns); by_maxima_: the largest scores, and no sums
-  bool* touched_ = nullptr;   // (blocks): the rows above hold something
-  float* mass_ = nullptr;     // (blocks): Σ over rows of the row's mass, or of its square; by_maxima_: octaves
+  bool* touched_ = nullptr;   // (blocks): whether the rows of sum_ and maximum_ are in use
+  float* mass_ = nullptr;     // (blocks): Σ over rows of the mass, or of its square; by_maxima_: largest rise in log2
 };
 
 }  // namespace tessera::cpu

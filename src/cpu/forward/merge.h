@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Partial results (O, LSE) over disjoint keys, and what all of them end with: the division by the softmax sum into
-// which the sink enters exactly once.
+// Partial results (O, LSE) over disjoint keys, and the last step of every result: the division by the softmax sum,
+// which includes the sink exactly once.
 #pragma once
 
 #include <cstdint>
@@ -29,7 +29,7 @@ struct PartialResults {
 /// 1 / (sum + exp(sink − maximum)) for a sum relative to `maximum`; 0 for an empty row.
 float softmax_inverse(float maximum, float sum, float sink);
 
-/// Where rows of O go, and with them what rounding loses, if the problem keeps it.
+/// Stores rows of O and, if the problem has residuals, what rounding them loses.
 class OutputRows {
  public:
   OutputRows(const Problem& problem, const Bindings& bindings, const Sequence& sequence)
@@ -48,7 +48,7 @@ class OutputRows {
 void merge_partials(const PartialResults& partials, const detail::PlanState& state, const Bindings& bindings,
                     detail::Workers& workers, const Kernels& kernels);
 
-/// O = 0 and LSE = −inf for rows [begin, end) of a head. `zeros` is scratch for a row.
+/// Writes O = 0 and LSE = −inf for rows [begin, end) of a head. `zeros` is scratch for a row.
 void write_empty_rows(const Problem& problem, const Bindings& bindings, const Kernels& kernels,
                       const Sequence& sequence, std::int64_t head, std::int64_t begin, std::int64_t end, float* zeros);
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What all units of a forward share, and what each row of theirs ends with.
+// What all units of a forward share, and the end of every row.
 #pragma once
 
 #include <cstdint>
@@ -46,30 +46,30 @@ struct ForwardRun {
 struct StripRows {
   std::int64_t block;  // of the list
   std::int64_t begin;
-  std::int64_t used;  // end of the rows that the sequence has
+  std::int64_t used;  // end of the rows that the sequence uses
   std::int64_t end;
 };
 StripRows rows_of_strip(const Tiling& tiling, const Sequence& sequence, std::int64_t index);
 
-/// Where the rows of a sequence's O and LSE go.
+/// Writes the rows of a sequence's O and LSE.
 class ResultRows {
  public:
   ResultRows(const ForwardRun& run, const Sequence& sequence);
-  /// Asks for the lines that a row of O will be written to.
+  /// Prefetches the cache lines of a row of O.
   void ask(std::int64_t head, std::int64_t row) const;
-  /// Divides a row (padded dv) by its sum (and the sink's share) and writes it, to the partial results if there are
-  /// splits; gives its LSE.
+  /// Divides a row (padded dv) by its sum (with the sink) and writes it, to the partial results if there are splits.
+  /// Returns its LSE.
   float write(std::int64_t split, std::int64_t head, std::int64_t row, float maximum, float sum, float* result) const;
 
  private:
   const ForwardRun& run_;
-  const std::int64_t first_;  // row of the partial results
+  const std::int64_t first_;  // the sequence's first row in the partial results
   const OutputRows o_;
   const ScalarView lse_;
 };
 
-/// s (count × columns, of kPanel) = −inf where a column does not see the key; `first` is the first key's position. low
-/// and high (columns) are scratch.
+/// Sets s (count × columns, in rows of kPanel) to −inf where a column does not see the key; `first` is the first key's
+/// position. low and high (columns) are scratch.
 void mask_rows(const Kernels& kernels, const Visible* visible, std::int64_t columns, std::int64_t first,
                std::int64_t count, float* s, std::int32_t* low, std::int32_t* high);
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A skip state's step: what the rows of a block say of its tiles becomes the next step's list and memory
+// A skip state's step: the masses or maxima of a block's tiles become the next step's list and memory
 // (docs/skip-state.md).
 #include <algorithm>
 #include <cmath>
@@ -11,7 +11,7 @@
 namespace tessera::cpu {
 namespace {
 
-constexpr int kCodeOfOne = 239;  // eight codes an octave; 255 is a mass of 4
+constexpr int kCodeOfOne = 239;  // eight codes per power of two; 255 is a mass of 4
 constexpr int kMostCode = 255;
 
 int code_of(float mass) {
@@ -64,7 +64,7 @@ void MassGatherer::move_state(const Problem& problem, const Bindings& bindings, 
     }
     if (kept) next |= 1U << (block % 32);
     if (block % 32 != 31 && block + 1 != blocks_) continue;
-    words[block / 32] = next;  // no block of this word is asked for any more
+    words[block / 32] = next;  // `list` reads no block of this word any more
     next = 0;
   }
 }
@@ -82,7 +82,7 @@ void ForwardUnit::finish_skip(const Strip& strip) {
       if (!problem_.skip.own_lse) prior = kept;
       kept = own;
     }
-    lse[c] = prior;  // of a row without keys there is nothing to weigh
+    lse[c] = prior;  // a row without keys has no mass, whatever its prior
     if (own == kNothing || (std::isfinite(own) && std::isfinite(prior))) continue;
     strip.mass->set_unknown();
     lse[c] = -kNothing;

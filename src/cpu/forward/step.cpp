@@ -14,7 +14,7 @@ void ForwardUnit::panel_step(std::int64_t first_column, std::int64_t live, Rows 
   const Kernels& kernels = run_.kernels;
   const std::int64_t columns = padded(live);
   float* s = b_.s + first * kPanel;
-  // Dot products leave the scale to the exponential, unless something looks at the scores before.
+  // With dot products the exponential applies the scale, unless something reads the scores before.
   const float scale = run_.dots ? problem_.softmax_scale() : 1.0F;
   const bool plain = !run_.scores.per_element() && problem_.softcap <= 0.0F && scale > 0.0F;
   scores(first_column, columns, first, end);
@@ -72,7 +72,7 @@ void ForwardUnit::mask_window(std::int64_t first_column, std::int64_t columns, s
 
 void mask_rows(const Kernels& kernels, const Visible* visible, std::int64_t columns, std::int64_t first,
                std::int64_t count, float* s, std::int32_t* low, std::int32_t* high) {
-  for (std::int64_t c = 0; c < columns; ++c) {  // relative to the span: 32 bits are enough
+  for (std::int64_t c = 0; c < columns; ++c) {  // relative to the span, so that 32 bits are enough
     low[c] = static_cast<std::int32_t>(visible[c].low <= first ? 0 : std::min(visible[c].low - first, count));
     high[c] =
         static_cast<std::int32_t>(visible[c].high < first ? -1 : std::min(visible[c].high, first + count - 1) - first);
@@ -110,7 +110,7 @@ void ForwardUnit::probabilities_as_pairs(const ScoreTile& tile, std::int64_t fir
   float* s = b_.s + even * kPanel;
   std::uint32_t* p = b_.p + even / 2 * kPanel;
   float* maximum = b_.maximum + first_column;
-  // The largest probability of outputs of fp32 is to be 1 exactly: it is rounded for the product, but not for the sum.
+  // With fp32 outputs the largest probability must be exactly 1, because P is rounded for the product, not for the sum.
   if (gathers_mass(problem_) || run_.scores.has_dropout() || problem_.o_type == DType::fp32) {
     if (scale != 1.0F) kernels.scale_rows(past - even, columns, s, kPanel, scale);
     look_at_scores(tile, first_column, first, end);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The row cpu.tiled of the table: what it supports and how it cuts a problem into tiles.
+// The implementation cpu.tiled: what it supports and how it cuts a problem into tiles.
 #include <algorithm>
 
 #include "base/element.h"
@@ -11,26 +11,27 @@
 namespace tessera::cpu {
 namespace {
 
-// Tiles measured best over the rows of bench/suites/cpu_dense.txt; docs/experiments/cpu-forward.md has the ones that
-// lost.
+// These tiles were the fastest over the rows of bench/suites/cpu_dense.txt; docs/experiments/cpu-forward.md lists
+// slower ones.
 
-// Of Q and O panels a thread, at least: tiles are halved down to it while threads would lack work.
+// The least size of a thread's Q and O panels. Tiles are halved down to it while threads would lack work.
 constexpr std::int64_t kLeastQueryBytes = 128 * 1024;
-// With a list more rows share keys, of which each block uses a few (measured on a 2-core Zen 5).
+// With a list each block uses few of the keys, so more rows share them (measured on a 2-core Zen 5).
 constexpr std::int64_t kListedBytes = 2048 * 1024;
 constexpr std::int64_t kLeastListedBytes = 512 * 1024;
-// Sums of the rows of blocks that walk the keys together, where masses are gathered.
+// The most bytes of row sums for the blocks that walk the keys together, if masses are gathered.
 constexpr std::int64_t kMassBytes = 4096 * 1024;
 constexpr std::int64_t kPanels = 32;  // at most, for short rows
 constexpr std::int64_t kBackwardQueries = 64;
 constexpr std::int64_t kBackwardKeys = 128;
-// By dot products sums are cheap and what surrounds them is not: dK and dV come through L2 once for 128 queries, and a
-// tile of queries is transposed once for 256 keys.
+// With dot-product instructions the products are cheap, but the work around them is not: dK and dV pass through L2 once
+// for 128 queries, and a tile of queries is transposed once for 256 keys.
 constexpr std::int64_t kBackwardDotQueries = 128;
 constexpr std::int64_t kBackwardDotKeys = 256;
-// Rows of K that the heads of a decode unit read in turn: as many again are asked for meanwhile, and both stay in L2.
+// Bytes of the rows of K that the heads of a decode unit read in turn. As many are prefetched meanwhile, and both fit
+// in L2.
 constexpr std::int64_t kDecodeBytes = 256 * 1024;
-// Units a thread: a core that has others beside it takes fewer.
+// Units per thread: there are several, so that a slower core can take fewer.
 constexpr std::int64_t kDecodeUnits = 4;
 constexpr std::int64_t kLongestTile = 4096;  // a wish beyond this would only waste memory
 
@@ -76,7 +77,7 @@ Support supports(const Problem& problem, const Target& /*target*/, const Wishes&
   return supports_wishes(problem, wishes);
 }
 
-// Only few queries are worth it, and a list is each head's own.
+// Several head tiles share a unit only if queries are few. With a list each head has its own keys.
 std::int64_t most_tiles_a_unit(const detail::PlanState& state, const Tiling& tiling) {
   const Problem& problem = state.problem;
   if (!tiling.all_decode || problem.list) return 1;
@@ -91,7 +92,7 @@ bool shares_group(const Problem& problem) {
          !(problem.list && problem.list.heads == TileList::Heads::q);
 }
 
-// Long tiles spread the cost of bringing keys in over more queries; results do not depend on their length.
+// Long query tiles spread the cost of loading keys over more queries. Results do not depend on their length.
 std::int64_t forward_queries(detail::PlanState state, const ForwardTiles& tiles) {
   const std::int64_t row =
       (state.problem.head_dim_qk + state.problem.head_dim_v) * static_cast<std::int64_t>(sizeof(float));
@@ -118,7 +119,7 @@ std::int64_t forward_splits(const detail::PlanState& state) {
   const std::int64_t units = tiling.row_units * divide_up(tiling.head_tiles, together) * problem.batch;
   const std::int64_t wanted = together > 1 && threads > 1 ? kDecodeUnits * threads : threads;
   if (units == 0 || units >= wanted) return 1;
-  // A part shorter than four tiles costs more in the merge than it brings.
+  // A part shorter than four tiles costs more in the merge than it gains.
   return std::clamp<std::int64_t>(divide_up(wanted, units), 1, std::max<std::int64_t>(tiling.key_tiles / 4, 1));
 }
 
@@ -132,14 +133,14 @@ std::int64_t backward_parts(const detail::PlanState& state) {
                                   std::max<std::int64_t>(divide_up(keys, state.tile_kv), 1));
 }
 
-// Under a window long tiles would be hidden for the most part.
+// Under a window most of a long tile would be hidden.
 std::int64_t forward_keys(const Problem& problem, const ForwardTiles& tiles) {
   return problem.window.left ? kFloatTiles.keys : tiles.keys;
 }
 
 std::int64_t backward_keys(const Problem& problem, bool dots) {
   const bool listed = problem.list || problem.bwd_list;
-  // One listed block a tile wastes nothing; small blocks are masked inside a larger tile.
+  // A tile of one listed block wastes nothing; small blocks are masked within a larger tile.
   return listed && problem.block_kv >= 32 && problem.block_kv <= 256 ? problem.block_kv
          : dots                                                      ? kBackwardDotKeys
                                                                      : kBackwardKeys;
@@ -209,7 +210,7 @@ Tiling tiling_of(const detail::PlanState& state) {
   t.key_tiles = divide_up(most_keys(problem), t.tile_kv);
   t.key_tiles_a_split = std::max<std::int64_t>(divide_up(t.key_tiles, t.splits), 1);
   t.all_decode = reads_in_place(state) && t.rows * t.heads_a_tile <= kDecodeQueries;
-  // As many heads together as leave each thread a unit.
+  // A unit has as many head tiles as possible, as long as each thread gets a unit.
   const std::int64_t tiles = t.head_tiles * problem.batch * t.splits / std::max(state.target.threads, 1);
   t.tiles_a_unit = std::clamp<std::int64_t>(tiles, 1, most_tiles_a_unit(state, t));
   t.head_units = divide_up(t.head_tiles, t.tiles_a_unit);

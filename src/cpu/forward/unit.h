@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Forward: blocked online softmax (Milakov and Gimelshein 2018; Dao et al. 2022). Scores are computed transposed, keys
-// down and queries across, so that maxima, sums and rescaling are vertical vector operations and neither K nor V has
-// to be packed: their elements are broadcast against panels of 64 queries.
+// Forward: blocked online softmax (Milakov and Gimelshein 2018; Dao et al. 2022). S is computed transposed, with keys
+// as rows and queries as columns, so that maxima, sums and rescaling are vertical vector operations. Neither K nor V
+// has to be packed: their elements are broadcast against panels of 64 queries.
 #pragma once
 
 #include <cstdint>
@@ -28,31 +28,31 @@ class ForwardUnit {
 
   // forward.cpp: the walk over keys.
 
-  // Strip `index` of the sequence, if it has rows; rows past the used length are written as empty. `first_block`: of
-  // the unit.
+  // Adds strip `index` of the sequence, if it has rows. Rows past the used length are written as empty. `first_block`:
+  // the first block of the unit.
   void add_strip(std::int64_t index, std::int64_t first_block);
-  // That of a panel's first column.
+  // The strip that has this column.
   [[nodiscard]] const Strip& strip_of(std::int64_t column) const {
     return b_.strips[column / run_.tiling.strip_columns];
   }
   void walk_keys();
-  // A strip against the spans collected for it; spans without a gap between them are one step of the softmax.
+  // Computes a strip against the spans collected for it. Spans without a gap between them are one softmax step.
   void key_tile(const Strip& strip);
   void key_run(const Strip& strip, Rows run);
   void panel_run(std::int64_t first, std::int64_t live, Rows run);
-  // The first keys of the run that the mask may show to some of the columns; empty: none.
+  // Returns the first keys of the run that the mask may show to some of the columns; empty if there are none.
   [[nodiscard]] Rows rows_shown(std::int64_t first_column, std::int64_t live, Rows run) const;
-  // What the mask says of the columns and keys of one span from a row on; `end` becomes where the answer ends.
+  // Classifies the mask for the columns and for keys of one span from a row on; sets `end` to the end of these keys.
   [[nodiscard]] TileClass part_class(std::int64_t first_column, std::int64_t live, const Span& span, std::int64_t row,
                                      std::int64_t& end) const;
   // Whether every one of the columns sees every key of the run.
   [[nodiscard]] bool sees_all(std::int64_t first_column, std::int64_t live, Rows run) const;
-  // The run's keys less those at either end that none of the columns sees.
+  // Returns the run without the keys at either end that no column sees.
   [[nodiscard]] Rows rows_seen(std::int64_t first_column, std::int64_t live, Rows rows) const;
 
-  // forward_load_store.cpp: queries in, results out.
+  // load_store.cpp, and skip.cpp for finish_skip(): loads queries, stores results.
 
-  // Q transposed into panels; positions and limits of every column.
+  // Transposes Q into panels; sets the position and the limits of every column.
   void load_queries(const Strip& strip);
   void load_panel(const Strip& strip, std::int64_t first);
   // Divides by the sum (and the sink), transposes back and writes O and LSE.
@@ -61,21 +61,21 @@ class ForwardUnit {
   void finish_skip(const Strip& strip);
   void write_padding(std::int64_t begin, std::int64_t end) const;
 
-  // forward_step.cpp: a step of the softmax.
+  // step.cpp: a step of the softmax.
 
-  // Queries [first_column, first_column + live) of one panel against a run of the tile's keys.
+  // Computes queries [first_column, first_column + live) of one panel against a run of the tile's keys.
   void panel_step(std::int64_t first_column, std::int64_t live, Rows run, bool window);
   // S (keys, queries) = K·Qᵀ.
   void scores(std::int64_t first_column, std::int64_t columns, std::int64_t first, std::int64_t end) const;
   void mask_window(std::int64_t first_column, std::int64_t columns, std::int64_t first, std::int64_t end);
-  // Asks the mask callable where a span needs it; true if it was asked.
+  // Calls the mask callable for spans that need it. Returns whether there were any.
   bool mask_callable(ScoreTile tile, std::int64_t first, std::int64_t end) const;
-  // The softmax step, and P as pairs of keys in whole chunks: keys before the first and behind the last one weigh 0.
+  // Does the softmax step and stores P as pairs of keys in whole chunks; keys outside the run get weight 0.
   void probabilities_as_pairs(const ScoreTile& tile, std::int64_t first_column, std::int64_t columns,
                               std::int64_t first, std::int64_t end, float scale);
-  // The rule threshold compares the largest scores: of probabilities those far below the maximum would be lost.
+  // The rule threshold reads the scores, because probabilities far below the maximum are 0.
   void look_at_scores(const ScoreTile& tile, std::int64_t first_column, std::int64_t first, std::int64_t end);
-  // Mass and dropout see the probabilities in fp32.
+  // Gathers masses from the probabilities in fp32, then applies dropout to these.
   void look_at_probabilities(const ScoreTile& tile, std::int64_t first_column, std::int64_t columns, std::int64_t first,
                              std::int64_t end);
   void drop(const ScoreTile& tile, std::int64_t columns) const;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The operation `linear_chunk`: whole sequences of linear attention with a decay for each head, and the gradient.
-// Walks of operations/linear_walks.h, a chunk of tokens at a time, by matrix products in fp32.
+// It does the walks of operations/linear_walks.h a chunk of tokens at a time, by matrix products in fp32.
 #include <algorithm>
 #include <cmath>
 
@@ -65,7 +65,7 @@ class Walk {
     lag_ = walk.backwards ? 0 : 1;
     (walk.backwards ? y_scale_ : out_scale_) = problem.softmax_scale();
     const float slope = bindings[Slot::decay_slopes].as<float>()[head];
-    power_[0] = 1.0F;  // of a slope that is infinite too
+    power_[0] = 1.0F;  // even if the slope is infinite
     for (std::int64_t n = 1; n <= kChunk; ++n) power_[n] = std::exp(-slope * static_cast<float>(n));
   }
 
@@ -113,7 +113,7 @@ class Walk {
     kernels_.matmul(count, width_z_, dim_x_, {b_.x, width_x_, 1}, b_.s, width_z_, b_.out, width_z_, false, nullptr);
     if (kernels_.all_finite(count * width_z_, b_.z)) {
       kernels_.matmul(count, width_z_, count, {b_.p, kChunk, 1}, b_.z, width_z_, b_.out, width_z_, true, nullptr);
-    } else {  // nothing of later tokens
+    } else {  // later tokens must not contribute
       careful_matmul(kernels_, SkipZerosOf::a, count, width_z_, count, {b_.p, kChunk, 1}, b_.z, width_z_, b_.out,
                      width_z_, true, nullptr);
     }

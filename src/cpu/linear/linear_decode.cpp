@@ -69,7 +69,8 @@ class Head {
     rows(Slot::v, p_.head_dim_v, 1.0F, vk ? tokens.outer : tokens.inner);
   }
 
-  /// Each row of the state as fp32, through `update`, to where it goes. Whole vectors of fp32 are updated in place.
+  /// Calls update(row, its values in fp32) for each row of the state, and stores it. fp32 rows of whole vectors are
+  /// updated in place if the target is the source.
   template <class Update>
   void walk(std::int64_t rows, std::int64_t columns, const Update& update) const {
     const Tensor& state = bindings_[Slot::state];

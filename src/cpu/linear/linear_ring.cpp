@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// linear_decode with a ring: with n tokens waiting beside the state S, and a = exp(−slope),
+// linear_decode with a ring: n tokens wait beside the state S, which does not include them. With a = exp(−slope),
 //
 //     o_t = a^(n+t+1) · q_t S + Σ_{i≤n+t} a^(n+t−i) · (q_t·k_i) v_i
 //
-// reads the state once and does not write it. A flush, S ← a^n · S + Σ_i a^(n−1−i) · k_i ⊗ v_i, comes first where the
-// step's tokens find no room.
+// reads the state once and does not write it. If the ring has no room for the step's tokens, a flush comes first:
+// S ← a^n · S + Σ_i a^(n−1−i) · k_i ⊗ v_i.
 #include "cpu/linear/linear_ring.h"
 
 #include <algorithm>
@@ -82,7 +82,7 @@ class RingHead {
     }
   }
 
-  /// The step's tokens into the ring: behind those that wait, or into the other half.
+  /// Stores the step's tokens in the ring: behind those that wait, or, after a flush, in the other half.
   void keep() const {
     const std::int64_t next = flush_ ? p_.linear.ring - first_ : first_ + waiting_;
     const auto rows = [&](Slot from, Slot to, std::int64_t dim) {
@@ -95,7 +95,7 @@ class RingHead {
     rows(Slot::v, Slot::ring_v, p_.head_dim_v);
   }
 
-  /// Each row of the state as fp32 through `use`, and back if it changes.
+  /// Calls use(row, its values in fp32) for each row of the state, and stores it if there is a flush.
   template <class Use>
   void walk(std::int64_t rows, std::int64_t columns, const Use& use) const {
     const Tensor& state = bindings_[Slot::state];
@@ -126,7 +126,7 @@ class RingHead {
     for (std::int64_t t = 0; t < p_.seqlen_q; ++t) add(n, decay_of_state(t) * tokens.q[t][row], s, tokens.o[t]);
   }
 
-  /// Those that wait and are not in the state by now, and those of the step up to each.
+  /// Adds to each output the waiting tokens that are not in the state yet, and the step's tokens up to its own.
   void add_tokens(Tokens& tokens) const {
     for (std::int64_t t = 0; t < p_.seqlen_q; ++t) {
       for (std::int64_t i = flush_ ? waiting_ : 0; i <= waiting_ + t; ++i) {
@@ -136,7 +136,7 @@ class RingHead {
     }
   }
 
-  /// exp(−slope · tokens); 1 for none, whatever the slope.
+  /// exp(−slope · tokens); 1 for no tokens, even if the slope is infinite.
   [[nodiscard]] float decay(std::int64_t tokens) const {
     return tokens == 0 ? 1.0F
                        : static_cast<float>(std::exp(-static_cast<double>(slope_) * static_cast<double>(tokens)));

@@ -6,7 +6,7 @@
 
 namespace tessera::cpu {
 
-/// A step of one head of one sequence whose tokens wait in a ring beside the state.
+/// Does a step of one head of one sequence, whose recent tokens wait in a ring beside the state.
 void step_with_ring(const Problem& problem, const Bindings& bindings, const Kernels& kernels, std::int64_t batch,
                     std::int64_t head);
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What steps of linear attention with and without a ring share: where rows are, and how long they may be.
+// What steps of linear attention with and without a ring share: the addresses of rows, and their greatest length.
 #pragma once
 
 #include <cstddef>

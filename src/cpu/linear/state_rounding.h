@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rounding of bf16 states up or down by chance, the nearer neighbour the likelier, so that the expected value is exact.
-// The chances follow from seed, offset, slot, head and element alone: docs/semantics.md has the counter.
+// Stochastic rounding of bf16 states: the nearer neighbour is the likelier one, so that the expected value is exact.
+// The random bits depend only on seed, offset, slot, head and element; docs/semantics.md has the counter.
 #pragma once
 
 #include <bit>
@@ -31,7 +31,7 @@ class StateRounding {
     offset_ = static_cast<std::uint32_t>(offset);
   }
 
-  /// Row `row` of a head's state, of `count` elements.
+  /// Stores row `row` of a head's state, of `count` elements.
   void store(const float* source, std::int64_t row, std::int64_t count, std::byte* to) const {
     if (!stochastic_) return kernels_.store_row(type_, source, count, to);
     for (std::int64_t at = 0; at < count; at += kDraws) {  // rows are multiples of 8 elements
@@ -47,7 +47,7 @@ class StateRounding {
   }
 
  private:
-  static constexpr std::int64_t kDraws = 8;  // of 16 bits, as many as a bf16 lacks
+  static constexpr std::int64_t kDraws = 8;  // draws of one call, 16 bits each: as many bits as bf16 drops from fp32
 
   static std::uint16_t rounded(float value, std::uint32_t draw) noexcept {
     const auto bits = std::bit_cast<std::uint32_t>(value);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The operation `quantize`: rows to 8 bits and their descales, with an optional rotation and without their mean.
+// The operation `quantize`: converts rows to 8 bits with descales, after an optional rotation and without their mean.
 #include <algorithm>
 #include <array>
 #include <atomic>
@@ -31,7 +31,7 @@ void plan(detail::PlanState& state) {
   state.choice = "a key head of a sequence is a unit of work\n";
 }
 
-/// `end`: from which magnitude on a number is out of range, half a step above the largest.
+/// `end`: numbers of at least this magnitude are out of range; it is half a step above the largest number.
 struct Format {
   float largest;
   float end;
@@ -42,7 +42,8 @@ Format format_of(DType dtype) {
   return {127.0F, 127.5F};
 }
 
-/// Random signs, then blocks of a Hadamard matrix as long as the largest power of two that divides the row.
+/// Multiplies rows by random signs, then by blocks of a Hadamard matrix. The size of a block is the largest power of
+/// two that divides the row's length.
 class Rotation {
  public:
   Rotation(const Problem& problem, std::uint64_t seed)
@@ -115,14 +116,14 @@ class Unit {
   }
 
  private:
-  /// A row as it is quantised, less its descale.
+  /// Loads a row as it is quantised, but not divided by its descale.
   void load(std::int64_t index, std::int64_t head) {
     run_.kernels.load_row(p_.q_type, x_.at(index, head), p_.head_dim_qk, 1.0F, row_.data(), padded(p_.head_dim_qk));
     if (p_.quantization.hadamard) run_.rotation.apply(row_.data());
     for (std::int64_t c = 0; has_mean_ && c < p_.head_dim_qk; ++c) row_[at(c)] -= mean_[at(c)];
   }
 
-  /// Of finite numbers; the others count as rows. With `smooth` a key head has one head.
+  /// Computes the mean of the rows; numbers that are not finite count as 0. With `smooth` a key head has one head.
   void find_mean(std::int64_t head) {
     std::array<double, kLongestRow> sum{};
     for (std::int64_t i = 0; i < sequence_.q_length; ++i) {
@@ -137,7 +138,7 @@ class Unit {
     has_mean_ = true;
   }
 
-  /// Rows [begin, end) of some heads, which have one descale.
+  /// Quantises rows [begin, end) of some heads, which share one descale.
   void write(std::int64_t first_head, std::int64_t end_head, std::int64_t begin, std::int64_t end,
              std::int64_t descale_head) {
     float* descale = descale_at(begin, descale_head);
@@ -179,7 +180,7 @@ class Unit {
     for (std::int64_t c = 0; c < p_.head_dim_qk; ++c) target[c] = quantised(row_[at(c)] / descale);
   }
 
-  /// NaN stays NaN where the type has it; int8 has 0 for it, out of range.
+  /// NaN stays NaN if the type has it. In int8 it becomes 0 and counts as out of range.
   [[nodiscard]] std::uint8_t quantised(float value) {
     const bool integer = p_.o_type == DType::int8;
     if (std::isnan(value)) {

@@ -15,13 +15,13 @@ namespace {
 DType narrowest(const Problem& problem) {
   DType step = DType::fp32;
   for (const DType dtype : {problem.q_type, problem.k_type, problem.v_type}) {
-    if (size_of(dtype) == 1) continue;  // with its descale a number of fp32
+    if (size_of(dtype) == 1) continue;  // times its descale it is a number of fp32
     if (format_of(dtype).digits < format_of(step).digits) step = dtype;
   }
   return step;
 }
 
-/// Kept apart from read(): a device scalar of 64 bits would lose its low bits in a double.
+/// Does not use read(), because a 64-bit scalar would lose its low bits in a double.
 std::uint64_t scalar(const Tensor& tensor, std::uint64_t otherwise) {
   return tensor ? *tensor.as<std::uint64_t>() : otherwise;
 }
@@ -155,7 +155,7 @@ void Attention<Real>::load_keys(std::int64_t batch, std::int64_t head_kv) {
     const std::int64_t v_at = token_offset(v, token, head_kv);
     auto k_descale = static_cast<Real>(key_descale(problem_, in_[Slot::k_descale], batch, head_kv, key.index, token));
     auto v_descale = static_cast<Real>(key_descale(problem_, in_[Slot::v_descale], batch, head_kv, key.index, token));
-    if (of_bytes_) {  // of all keys one, which multiplies sums instead
+    if (of_bytes_) {  // all keys share one, which multiplies sums instead
       k_factor_ = std::exchange(k_descale, Real{1});
       v_factor_ = std::exchange(v_descale, Real{1});
     }
@@ -184,7 +184,7 @@ void Attention<Real>::load_row(const Tensor& tensor, const Row& row, std::vector
     to[c] = static_cast<Real>(read(tensor, at + static_cast<std::int64_t>(c)));
 }
 
-/// Fisher and Yates, unless the order is the natural one.
+/// Shuffles by Fisher and Yates, unless the order is the natural one.
 template <class Real>
 void Attention<Real>::shuffle(std::vector<std::int64_t>& order) {
   if (order_ == 0) return;

@@ -38,7 +38,7 @@ class Attention {
   void load_row(const Tensor& tensor, const Row& row, std::vector<Real>& to) const;
   void shuffle(std::vector<std::int64_t>& order);
   [[nodiscard]] std::vector<std::int64_t> shuffled(std::int64_t count);
-  /// The problem has chunks.
+  /// Only for problems with chunks.
   [[nodiscard]] std::int64_t chunk_of(std::int64_t position) const;
   void find_visible(const Row& row);
   void score_row(const Row& row);
@@ -63,7 +63,7 @@ class Attention {
     if (step_ == DType::fp32) return value;
     const Real scaled = value * rounding_scale_;
     Real rounded = round_to(step_, scaled);
-    // Run 0 tells what is beyond fp16's range, the others what rounding costs there.
+    // Run 0 shows what exceeds fp16's range; the other runs show the rounding error of such numbers.
     if (order_ > 0 && std::isinf(rounded)) rounded = round_to(step_, scaled * 0x1p-32F) * 0x1p32F;
     return rounded / rounding_scale_;
   }
@@ -71,7 +71,7 @@ class Attention {
     if constexpr (std::is_same_v<Real, double>) return value;
     return round_to(dtype, value);
   }
-  /// Subnormal numbers as 0 in fp32, as the exponentials of GPUs and vector units have them.
+  /// Replaces subnormal numbers of fp32 by 0, as the exponentials of GPUs and vector units do.
   [[nodiscard]] static Real flush(Real value) noexcept {
     if constexpr (std::is_same_v<Real, double>) return value;
     return value < std::numeric_limits<Real>::min() ? Real{0} : value;
@@ -91,9 +91,9 @@ class Attention {
   ScoreFunction score_;
   MaskFunction mask_;
   DType step_;           // narrowest of q, k, v
-  Real rounding_scale_;  // in (1/2, 1], of each run another: what is rounded is drawn anew
+  Real rounding_scale_;  // in (1/2, 1], different in each run, so that rounding errors are drawn anew
   std::uint32_t order_;
-  bool other_form_;  // of the same formulas: q scaled before the products, exponentials to base 2, …
+  bool other_form_;  // other forms of the same formulas: q scaled before the products, exponentials to base 2, …
   bool of_bytes_;
   Real k_factor_ = 1, v_factor_ = 1;  // of_bytes_: descales of the keys being computed
   std::uint32_t shuffles_ = 0;
@@ -118,7 +118,7 @@ class Attention {
   std::vector<Real> scores_, slopes_, dp_;  // (n); slope: d score / d (q·k)
   std::vector<Real> mass_;                  // (b, hq, query blocks, key blocks)
   std::vector<Real> row_mass_;              // (key blocks)
-  std::vector<std::uint8_t> unknown_;       // skip states: (b, hq, query blocks): a row of it says nothing
+  std::vector<std::uint8_t> unknown_;       // skip states: (b, hq, query blocks): whether a row's masses are unknown
 };
 
 extern template class Attention<double>;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Arithmetic::byte_products: what an implementation rounds whose products are of e4m3, by tensor cores of SM90.
+// Arithmetic::byte_products: the rounding of an implementation that multiplies e4m3 on tensor cores of SM90.
 #include <algorithm>
 #include <cmath>
 #include <utility>
@@ -9,15 +9,15 @@
 namespace tessera::reference {
 namespace {
 
-constexpr std::size_t kDepth = 32;           // summands that a product adds to what was there
-constexpr std::size_t kPromotedKeys = 4096;  // whose sum is added to one of fp32, up to 128 columns
-constexpr int kKeptDigits = 13;              // of each, behind the leading digit of the largest
-// The largest P of a row is 2^4, and up to 2^8: origins follow maxima with a slack.
+constexpr std::size_t kDepth = 32;           // summands that are added to a sum at once
+constexpr std::size_t kPromotedKeys = 4096;  // after so many keys the sum is added to one of fp32, up to 128 columns
+constexpr int kKeptDigits = 13;              // bits kept of each summand, behind the leading bit of the largest
+// The largest P of a row is between 2^4 and 2^8: origins follow maxima with a slack.
 constexpr double kOffset = 4;
 constexpr double kSlack = 4;
 
-/// Adds summands to a sum as tensor cores do: all are cut to the digits that are kept of the largest, and the sum to
-/// its own.
+/// Adds summands to a sum as tensor cores do: all are truncated to the bits that are kept of the largest, and the
+/// result to its own leading bits.
 template <class Real>
 Real add_cut(Real sum, const Real* summands, std::size_t count) {
   Real largest = std::fabs(sum);
@@ -42,7 +42,7 @@ Real add_cut(Real sum, const Real* summands, std::size_t count) {
 
 }  // namespace
 
-/// The products of q_ with the visible keys, times the descale of both.
+/// Computes the products of q_ with the visible keys, times both descales.
 template <class Real>
 void Attention<Real>::multiply_byte_keys(Real descale) {
   const Real factor = other_form_ ? descale * static_cast<Real>(problem_.softmax_scale()) : descale;
@@ -61,7 +61,7 @@ void Attention<Real>::multiply_byte_keys(Real descale) {
   }
 }
 
-/// o_ of the scores, by P rounded to e4m3. Its sum is that of P as it was.
+/// Computes o_ from the scores with P rounded to e4m3. `denominator` is the sum of P before rounding.
 template <class Real>
 void Attention<Real>::weigh_byte_values(const Row& row, Real normalise_at, Real denominator) {
   const auto factor = static_cast<Real>(std::exp2(kOffset + kSlack * std::fmod(order_ * 0.6180339887498949, 1.0)));

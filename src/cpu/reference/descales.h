@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the oracle multiplies 8-bit elements by, and K's mean that it adds. Unbound tensors give 1 and 0.
+// The oracle's descales of 8-bit elements, and the mean of K that it adds. Unbound tensors give 1 and 0.
 #pragma once
 
 #include "cpu/reference/number.h"
@@ -7,7 +7,7 @@
 
 namespace tessera::reference {
 
-/// Of a row of queries, or of what is laid out as they are: `index` in its sequence, `token` of the tensor.
+/// The offset for a row of queries, or of a tensor with their layout. `index`: in its sequence; `token`: in the tensor.
 inline std::int64_t query_descale_offset(const Problem& problem, const Tensor& descales, std::int64_t batch,
                                          std::int64_t head, std::int64_t index, std::int64_t token) {
   const auto& stride = descales.strides;
@@ -24,7 +24,7 @@ inline double query_descale(const Problem& problem, const Tensor& descales, std:
   return read(descales, query_descale_offset(problem, descales, batch, head, index, token));
 }
 
-/// Of a key: `index` in its sequence, `token` of the tensor, page · page_size + slot of a paged one.
+/// The same for a key. `index`: in its sequence; `token`: in the tensor, page · page_size + slot if it is paged.
 inline std::int64_t key_descale_offset(const Problem& problem, const Tensor& descales, std::int64_t batch,
                                        std::int64_t head, std::int64_t index, std::int64_t token) {
   const auto& stride = descales.strides;

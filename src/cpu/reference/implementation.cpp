@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The oracle as a row of the table of implementations, chosen only when wished for by name.
+// The oracle as an implementation, which is chosen only if it is requested by name.
 #include "base/element.h"
 #include "cpu/implementations.h"
 #include "cpu/reference/reference.h"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The oracle's kv_append: new keys and values behind those in a cache, rotated on their way.
+// The oracle's kv_append: writes new keys, rotated, and values behind those in a cache.
 #include <vector>
 
 #include "cpu/reference/number.h"
@@ -9,7 +9,7 @@
 namespace tessera::reference {
 namespace {
 
-/// Pairs (2j, 2j + 1) or (j, j + dims / 2) rotate by the angle whose cosine and sine stand in row `position`.
+/// Rotates pairs (2j, 2j + 1) or (j, j + dims / 2) by the angles whose cosines and sines are in row `position`.
 void rotate(const Problem& problem, const Bindings& bindings, Rounder round, DType dtype, std::int64_t position,
             std::vector<double>& row) {
   const std::int64_t half = problem.append.rotary_dim / 2;

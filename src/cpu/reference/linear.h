@@ -7,7 +7,7 @@
 
 namespace tessera::reference {
 
-/// Element `index` of a result: in plain arithmetic rounded to what the tensor holds.
+/// Sets element `index` of a result. In plain arithmetic it is rounded to the tensor's type.
 template <class Real>
 void put_result(Output& output, DType dtype, std::int64_t index, double value) {
   const bool plain = sizeof(Real) == sizeof(float);

@@ -96,7 +96,8 @@ class Chunked {
     }
   }
 
-  /// One column of G from the last token to the first: its part of dk and dv, and what it leaves to the first state.
+  /// Computes one column of G from the last token to the first. Adds its part to dk and dv, and returns the gradient of
+  /// the first state.
   Column walk_back(std::int64_t v) {
     const auto scale = static_cast<Real>(p_.softmax_scale());
     Column g = gradient_of_last_state(v);
@@ -125,7 +126,7 @@ class Chunked {
     }
   }
 
-  /// Σ (scale·q)·s, or scale·Σ q·s.
+  /// The output is Σ (scale·q)·s, or scale·Σ q·s.
   [[nodiscard]] Real query(std::int64_t t, std::int64_t k) const {
     const Real q = number(Slot::q, t, k);
     return scales_q_ ? static_cast<Real>(p_.softmax_scale()) * q : q;

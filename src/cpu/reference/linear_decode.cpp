@@ -27,7 +27,7 @@ class Recurrence {
     if (order != 0) std::shuffle(summands_.begin(), summands_.end(), std::mt19937(order));
   }
 
-  /// Tokens that wait in the ring are taken in first, as if their steps were now.
+  /// Tokens that wait in the ring are added to the state first, as if their steps were now.
   void run(std::int64_t b, std::int64_t h) {
     const std::int64_t source = slot(Slot::state_slots, b, b);
     const std::int64_t target = slot(Slot::dest_slots, b, source);
@@ -98,7 +98,7 @@ class Recurrence {
     }
   }
 
-  /// Σ (scale·q)·s, or scale·Σ q·s.
+  /// Returns Σ (scale·q)·s, or scale·Σ q·s.
   Real product(const std::vector<Real>& s, std::int64_t b, std::int64_t t, std::int64_t h) const {
     const auto scale = static_cast<Real>(p_.softmax_scale());
     Real sum = 0;

@@ -12,7 +12,7 @@
 namespace tessera::reference {
 namespace {
 
-/// Slots of what is made of K, or of V.
+/// The slots of tensors that are made from K, or from V.
 struct Side {
   Slot tokens, pooled, projection, dtokens, dpooled, dprojection;
   DType dtype;

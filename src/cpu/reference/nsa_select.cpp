@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The oracle's nsa_select: every tile's score of every block by the formulas of docs/nsa.md, one after another.
+// The oracle's nsa_select: computes one score after another, of every block for every tile, as in docs/nsa.md.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -70,7 +70,8 @@ class Selection {
 
  private:
   using Row = std::vector<Real>;
-  /// Of each block: infinite if it is forced, its score, −infinite if that is NaN; NaN if it may not be taken.
+  /// For each block: infinity if it is forced, otherwise its score, or −infinity if that is NaN; NaN if it may not be
+  /// taken.
   struct Scores {
     Scores(std::int64_t blocks, std::int64_t key_blocks)
         : of_blocks(static_cast<std::size_t>(blocks), kNotCandidate),
@@ -119,7 +120,8 @@ class Selection {
     return nsa_.local > 0 && block > first / nsa_.block - nsa_.local && block <= last / nsa_.block;
   }
 
-  /// Of blocks of compressed keys: those with a key that a row of the tile is the first to see, and the one before.
+  /// Whether a list entry is reserved for a block of compressed keys: it has a key that the tile's last row sees but
+  /// not its first row, or the newest key that the first row sees.
   [[nodiscard]] bool keeps_compressed_place(std::int64_t tile, std::int64_t block) const {
     const std::int64_t first = offset_ + tile * nsa_.tile, last = first + nsa_.tile - 1;
     if (!nsa_.causal || !sees(last, 0)) return false;
@@ -134,7 +136,7 @@ class Selection {
     return !nsa_.causal || j * nsa_.stride + needed <= position;
   }
 
-  /// The scores of the mean of some queries, by what a row at `position` sees.
+  /// Raises scores to those of the mean of some queries, over the keys that a row at `position` sees.
   void add_row(std::int64_t h, const std::vector<std::int64_t>& queries, std::int64_t position, Scores& scores) const {
     std::vector<std::int64_t> visible;
     for (std::int64_t j = 0; j < blocks_; ++j) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Elements of tensors as numbers, and rounding to narrow types. The oracle's own: the fast path has another.
+// Reads elements of tensors as numbers, and rounds to narrow types. The fast path has its own code for this.
 #pragma once
 
 #include <algorithm>
@@ -15,10 +15,10 @@ namespace tessera::reference {
 
 /// What a floating type can hold.
 struct Format {
-  int digits;  // behind the leading one
+  int digits;  // of the fraction
   int exponent_bits;
   double largest;  // finite
-  /// Of the smallest normal number.
+  /// The exponent of the smallest normal number.
   [[nodiscard]] int least_exponent() const noexcept { return 2 - (1 << (exponent_bits - 1)); }
 };
 inline Format format_of(DType dtype) noexcept {
@@ -66,7 +66,7 @@ inline float round_to(DType dtype, float value) noexcept {
   return value;
 }
 
-/// What a step of O's residual is worth beside an O of `dtype` that is `rounded`: 1/254 of the spacing of its numbers.
+/// The size of a step of O's residual: 1/254 of the spacing of `dtype` at `rounded`.
 inline double residual_step(DType dtype, double rounded) noexcept {
   const int least = dtype == DType::bf16 ? -119 : -14;
   const int digits = dtype == DType::bf16 ? 7 : 10;
@@ -74,7 +74,7 @@ inline double residual_step(DType dtype, double rounded) noexcept {
   return std::ldexp(1.0, exponent - digits) / 254;
 }
 
-/// The byte that is kept of what rounding `exact` lost; 0 where the result is not finite.
+/// The residual of `exact` as a byte: what rounding it loses; 0 if the rounded number is not finite.
 inline std::int8_t residual_of(DType dtype, double exact) noexcept {
   const double rounded = round_to(dtype, static_cast<float>(exact));
   if (!std::isfinite(rounded)) return 0;
@@ -85,7 +85,7 @@ inline double with_residual(DType dtype, double rounded, double residual) noexce
   return rounded + residual * residual_step(dtype, rounded);
 }
 
-/// Rounds what an implementation of narrow types would round; the oracle nothing.
+/// Rounds as an implementation of narrow types would; the oracle does not round.
 struct Rounder {
   bool oracle;
   [[nodiscard]] double operator()(DType dtype, double value) const {
@@ -132,7 +132,7 @@ inline double float8_to_double(DType dtype, std::uint8_t byte) noexcept {
   return sign * std::ldexp(leading + fraction, format.least_exponent() - format.digits + std::max(exponent - 1, 0));
 }
 
-/// The nearest number of e4m3, e5m2 or int8 to a finite one, ties to even, of those without a largest one.
+/// Rounds a finite number to e4m3, e5m2 or int8, ties to even, as if the type had no largest number.
 inline double nearest_quantised(DType dtype, double value) noexcept {
   if (dtype == DType::int8) return std::nearbyint(value);
   const Format format = format_of(dtype);
@@ -225,7 +225,7 @@ inline void write(const Tensor& tensor, std::int64_t offset, double value) noexc
   }
 }
 
-/// to[i] += factor · from[i]: the one loop that the oracle's time goes into, so it is told to vectorise.
+/// to[i] += factor · from[i]. The oracle spends most of its time in this loop, so it is vectorised.
 template <class Real>
 void add_scaled(Real* to, Real factor, const Real* from, std::size_t count) noexcept {
 #pragma omp simd

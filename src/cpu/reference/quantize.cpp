@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The oracle's quantize. What it says of x_quantized is the number that is rounded, within the range of the type.
+// The oracle's quantize. Its x_quantized is within the range of the type, but not rounded: store() rounds it.
 #include <algorithm>
 #include <cmath>
 #include <numeric>
@@ -15,7 +15,7 @@
 namespace tessera::reference {
 namespace {
 
-/// What is out of range begins half a step above the largest number, the tie itself included.
+/// Numbers are out of range from half a step above the largest one on, the tie included.
 struct Range {
   double largest;
   double end;
@@ -63,7 +63,7 @@ class Quantizer {
  private:
   using Row = std::vector<Real>;
 
-  /// The heads of a group, which share descales by head.
+  /// Quantises the heads of a group, which share one descale if the grain is a head.
   void key_head(std::int64_t b, std::int64_t first_head, const Rows& rows) {
     const std::int64_t group = p_.group();
     std::vector<std::vector<Row>> heads;
@@ -104,8 +104,8 @@ class Quantizer {
     return head;
   }
 
-  /// Blocks of the largest power of two that divides the row times a Hadamard matrix, entry (i, j) of which is
-  /// (−1)^(bits that i and j share) / √size, after elements have got random signs.
+  /// Multiplies elements by random signs, then blocks of the row by a Hadamard matrix. A block's size is the largest
+  /// power of two that divides the row's length. Entry (i, j) is (−1)^(number of bits that i and j share) / √size.
   [[nodiscard]] Row rotated(const Row& row) const {
     const auto size = static_cast<std::size_t>(p_.head_dim_qk & -p_.head_dim_qk);
     Row out(row.size());
@@ -122,7 +122,7 @@ class Quantizer {
     return out;
   }
 
-  /// Over the rows of a sequence; numbers that are not finite are left out of the sum, but counted as rows.
+  /// Subtracts the mean of the rows of a sequence. In the mean, numbers that are not finite count as 0.
   void take_mean(std::int64_t b, std::int64_t h, std::vector<Row>& head) {
     Row mean(static_cast<std::size_t>(p_.head_dim_qk));
     for (const std::int64_t i : shuffled(static_cast<std::int64_t>(head.size()))) {
@@ -147,7 +147,7 @@ class Quantizer {
     return largest;
   }
 
-  /// The descale that is given, or the one of the largest magnitude, which is written.
+  /// Returns the given descale, or computes it from the largest magnitude and writes it.
   Real descale_of(std::int64_t b, std::int64_t h, const Rows& rows, std::int64_t i, Real largest) {
     const Tensor& tensor = in_[Slot::x_descale];
     if (p_.quantization.given) {
@@ -170,7 +170,7 @@ class Quantizer {
     }
   }
 
-  /// NaN stays NaN where the type has it, and is 0 and out of range in int8.
+  /// NaN stays NaN if the type has it. In int8 it becomes 0 and counts as out of range.
   void put(std::int64_t index, Real scaled) {
     auto value = static_cast<double>(scaled);
     const bool nan = std::isnan(value);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Textbook attention, one query row after another: the executable meaning of docs/semantics.md. It shares nothing with
-// the fast path: not its lengths, pages, positions, lists, conversions or dropout. It may allocate and is slow.
+// Textbook attention, one query row after another: the executable form of docs/semantics.md. It shares nothing with the
+// fast path: not its lengths, pages, positions, lists, conversions or dropout. It may allocate and is slow.
 #pragma once
 
 #include <array>
@@ -21,8 +21,8 @@ enum class Arithmetic : std::uint8_t {
                   // the summands of 32 products as many bits are kept as tensor cores of SM90 keep
 };
 
-/// An output in the row-major order of its tensor's shape. That of o_residual is the O of which the residual is kept,
-/// as it was before it was rounded.
+/// An output in the row-major order of its tensor's shape. The output of o_residual is O before it is rounded; store()
+/// computes the residual from it.
 struct Output {
   std::vector<double> values;
   std::vector<std::uint8_t> written;  // 0: must be left as it was (slack tokens, cache lines of others)
@@ -40,24 +40,25 @@ struct Output {
 
 struct Result {
   std::array<Output, static_cast<std::size_t>(Slot::count_)> outputs;  // an output the problem lacks is empty
-  // What decided the next list: (b, hq, query blocks, key blocks). Of a skip state masses or octaves, NaN where a tile
-  // was not computed.
+  // The values that decided the next list: (b, hq, query blocks, key blocks). With a skip state they are masses or
+  // rises of the maximum in log2, and NaN for tiles that were not computed.
   std::vector<double> next_mass;
-  // nsa_select with compressed_top: likewise of blocks of compressed keys.
+  // The same for blocks of compressed keys, from nsa_select with compressed_top.
   std::vector<double> compressed_scores;
 
   Output& operator[](Slot slot) { return outputs[static_cast<std::size_t>(slot)]; }
   const Output& operator[](Slot slot) const { return outputs[static_cast<std::size_t>(slot)]; }
 };
 
-/// Computes any operation from validated bindings. Output tensors are only read (their content where gradients
-/// accumulate and where kv_append leaves the cache alone). `order` other than 0 gives the same result with other
-/// rounding errors: sums over dims, keys and rows are shuffled, and where it is odd q is scaled before the products,
+/// Computes any operation from validated bindings. Output tensors are only read: their old content matters if gradients
+/// accumulate, and where kv_append leaves the cache alone. An `order` other than 0 gives the same result with other
+/// rounding errors: sums over dims, keys and rows are shuffled. If it is odd, q is scaled before the products,
 /// exponentials are to base 2 and nothing between inputs and outputs is rounded below fp32 (a narrow type can hide an
-/// error: a P of 1.0000001 is 1 in fp16). What an even one rounds to fp16 has no upper bound.
+/// error: a P of 1.0000001 is 1 in fp16). If it is even and not 0, numbers that are rounded to fp16 have no upper
+/// bound.
 Result compute(const Problem& problem, const Bindings& bindings, Arithmetic arithmetic, std::uint32_t order = 0);
 
-/// The written values into the bound outputs, rounded to their types.
+/// Writes the computed values into the bound outputs, rounded to their types.
 void store(const Result& result, const Bindings& bindings);
 
 /// Philox4x32-10 (Salmon et al. 2011): the counter's ten rounds under a two-word key.

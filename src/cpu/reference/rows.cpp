@@ -134,7 +134,7 @@ void Attention<Real>::backward_row(const Row& row) {
     load_row(in_[Slot::dout], row, dout_);
     load_row(in_[Slot::o], row, o_);
     if (problem_.residual) add_residual(row);
-    // From the last to the first: in the order of dP, their difference would lose no rounding where o equals a v.
+    // Sums from the last to the first. In the order of dP, dP − delta would show no rounding error if o equals a v.
     Real delta = 0;
     for (std::size_t c = value_dims_.size(); c-- > 0;) {
       const auto dim = static_cast<std::size_t>(value_dims_[c]);
@@ -173,7 +173,7 @@ void Attention<Real>::backward_row(const Row& row) {
       }
       Real ds = p * (dp - delta);
       if (problem_.dlse) ds += dlse * exponential(s, lse);
-      // A score that a callable made −∞ weighs 0, and may have no finite derivative.
+      // A score that a callable made −∞ has weight 0, and may have no finite derivative.
       const Real rounded = round(ds);
       const Real dot_gradient = rounded == 0 ? Real{0} : round(rounded * slopes_[at]);
       add_scaled(dq_.data(), dot_gradient, &k_[at * dq_.size()], dq_.size());
@@ -188,7 +188,7 @@ void Attention<Real>::backward_row(const Row& row) {
   }
 }
 
-/// O as it was before its rounding, or nearly.
+/// Adds the residual: o_ becomes O before its rounding, or nearly so.
 template <class Real>
 void Attention<Real>::add_residual(const Row& row) {
   const Tensor& residual = in_[Slot::o_residual];
@@ -198,7 +198,7 @@ void Attention<Real>::add_residual(const Row& row) {
   }
 }
 
-/// Stores a gradient, on top of what the bound tensor holds where gradients accumulate. `offset`: in the bound tensor.
+/// Stores a gradient, plus what the bound tensor holds if gradients accumulate. `offset`: in the bound tensor.
 template <class Real>
 void Attention<Real>::add_gradient(Slot slot, std::int64_t index, std::int64_t offset, Real gradient) {
   const Tensor& tensor = in_[slot];
@@ -236,7 +236,7 @@ void Attention<Real>::write_key_gradients(std::int64_t batch, std::int64_t head_
   }
 }
 
-/// Rows of the tensor that belong to the sequence but are past its length.
+/// Writes the rows of the tensor that belong to the sequence but are past its length.
 template <class Real>
 void Attention<Real>::write_padding(std::int64_t batch, std::int64_t head) {
   const Rows& rows = sequences_.query[static_cast<std::size_t>(batch)];

@@ -205,7 +205,7 @@ void TileStates::mark_bits(const Tensor& bits, TileState state) {
   }
 }
 
-/// The key blocks of `bits` (words), for every row; nothing where it is unbound.
+/// Marks the key blocks of `bits` (words) for every row. Does nothing if `bits` is unbound.
 void TileStates::mark_blocks(const Tensor& bits, TileState state) {
   for (std::int64_t block = 0; bits && block < key_blocks_; ++block) {
     if (((static_cast<std::uint32_t>(read(bits, block / 32)) >> (block % 32)) & 1U) == 0) continue;

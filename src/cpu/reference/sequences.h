@@ -13,7 +13,7 @@ namespace tessera::reference {
 
 /// One sequence's rows in one tensor of tokens.
 struct Rows {
-  std::int64_t length = 0;       // rows that count
+  std::int64_t length = 0;       // rows that are used
   std::int64_t capacity = 0;     // rows of the tensor that belong to the sequence; those past length are padding
   std::int64_t first_token = 0;  // dense: b · seqlen; varlen: cu_seqlens[b]; paged: 0
   std::int64_t position = 0;     // of row 0

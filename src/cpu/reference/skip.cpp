@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The oracle's skip state (docs/skip-state.md): what a step's rows say of its tiles, and the list that it leaves.
+// The oracle's skip state (docs/skip-state.md): the masses or maxima of a step's tiles, and the next step's list.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -9,11 +9,11 @@
 namespace tessera::reference {
 namespace {
 
-constexpr double kCap = 4;            // of a row's mass in a tile, whose prior LSE may be far too small
-constexpr double kFarthest = 128;     // octaves between a score and a maximum that are told apart
+constexpr double kCap = 4;            // largest mass of a row in a tile, because the prior LSE may be far too small
+constexpr double kFarthest = 128;     // largest difference of a score and a maximum, in log2
 constexpr std::uint32_t kMost = 255;  // code of the cap
 
-/// The nearest code of a mass, eight an octave.
+/// The nearest code of a mass; there are eight codes per power of two.
 double code_of(double mass) {
   if (mass <= 0) return 0;
   return std::clamp(std::round(8 * std::log2(mass)) + 239, 0.0, 255.0);
@@ -21,7 +21,7 @@ double code_of(double mass) {
 
 }  // namespace
 
-/// What a row says of the tiles of its row tile.
+/// Adds a row's masses, or rises of its maximum, to the tiles of its row tile.
 template <class Real>
 void Attention<Real>::skip_row(const Row& row, Real lse) {
   const std::int64_t row_tile =
@@ -71,7 +71,7 @@ void Attention<Real>::skip_row(const Row& row, Real lse) {
   }
 }
 
-/// The next step's list and memory of all row tiles of a head.
+/// Writes the next step's list and memory for all row tiles of a head.
 template <class Real>
 void Attention<Real>::finish_skip(std::int64_t batch, std::int64_t head) {
   const std::int64_t key_blocks = problem_.key_blocks();

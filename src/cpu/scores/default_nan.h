@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The bf16 kernels find exponents and round by integer arithmetic on the bits of fp32 numbers. It keeps a NaN whose low
-// 16 bits are 0, as those of bf16 inputs and of arithmetic itself are, and may make a number of others. So NaN that
-// comes from outside in fp32 (an LSE, a slope, what a callable returns) loses its payload where it is read.
+// The bf16 kernels compute exponents and round by integer arithmetic on the bits of fp32 numbers. This keeps a NaN
+// whose low 16 bits are 0, like those of bf16 inputs and of arithmetic itself, but may turn any other NaN into a
+// number. So NaN that comes from outside in fp32 (an LSE, a slope, what a callable returns) is replaced by the default
+// NaN when it is read.
 #pragma once
 
 #include <limits>

@@ -18,10 +18,10 @@ LaneStage stage_of(const ExpressionStep& step, bool inner_is_query) {
   return step.axes == (detail::kChangesWithQuery | detail::kChangesWithKey) ? LaneStage::element : LaneStage::outer;
 }
 
-/// Which slots are free: a bit each.
+/// The free slots, one bit each.
 class Slots {
  public:
-  /// −1 where none is left.
+  /// Returns −1 if none is left.
   int take() {
     if (free_ == 0) return -1;
     const int slot = std::countr_zero(free_);
@@ -86,12 +86,12 @@ class Maker {
            step.integer};
     for (int k = 0; k < step.operands; ++k) out.from[k] = operand(step.from[k]);
     if (stages_[index] != LaneStage::element) return true;
-    // Only values of each line's own: the others are needed for the next line. The slot of the result is another than
-    // those of its operands.
+    // Frees only values that each line computes anew: the others are needed for the next line. The result already has
+    // its slot, so that it differs from those of the operands.
     for (int k = 0; k < step.operands; ++k) {
       const std::uint16_t from = step.from[k];
       if (stages_[from] != LaneStage::element || last_use_[from] != static_cast<int>(index)) continue;
-      last_use_[from] = -1;  // an operand may be there twice
+      last_use_[from] = -1;  // an operand may occur twice
       slots_.give_back(slot_[from]);
     }
     return true;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// From an expression to the order in which kernels compute its steps on a tile, and where values lie meanwhile.
+// Compiles an expression: the order in which kernels compute its steps on a tile, and the slots of the values.
 #pragma once
 
 #include <string>
@@ -9,12 +9,12 @@
 
 namespace tessera::cpu {
 
-/// For tiles whose lanes are queries (the forward's) or keys (the backward's). Not usable where more values are alive
-/// at once than kExpressionSlots.
+/// For tiles whose lanes are queries (in the forward) or keys (in the backward). The program is not usable if more than
+/// kExpressionSlots values are alive at once.
 void make_lane_program(const detail::Expression& expression, bool inner_is_query, LaneProgram& program);
 
-/// A line for each program that has no usable lane program, for explain(): it is called for each element then, which is
-/// many times slower.
+/// Returns a line for explain() for each callable whose lane program is not usable. It is called for each element,
+/// which is many times slower.
 std::string element_calls(const detail::RegisteredCallables& callables);
 
 }  // namespace tessera::cpu

@@ -29,7 +29,7 @@ struct ScoreTile {
   }
 };
 
-/// Everything of a problem and its bindings that scores need, resolved once a run.
+/// Everything of a problem and its bindings that scores need, resolved once per run.
 class ScoreStage {
  public:
   ScoreStage(const Problem& problem, const Bindings& bindings, const Kernels& kernels);
@@ -40,29 +40,31 @@ class ScoreStage {
   void apply(const ScoreTile& tile, float* derivative) const;
 
   [[nodiscard]] bool has_mask() const { return mask_.visible != nullptr; }
-  /// Whether the classifier is worth asking about small parts of a tile: it is a program's, which costs no call.
+  /// Whether classifying small parts of a tile pays off. It does if the mask is a program of the registry: no call is
+  /// needed.
   [[nodiscard]] bool classifies_parts() const { return mask_lanes_.extras != nullptr; }
   /// Keys of such a part.
   static constexpr std::int64_t kPartKeys = 64;
-  /// What the mask's classifier says of a tile of positions; partial without one.
+  /// The class of a tile of positions according to the mask callable; partial if it has no classifier.
   [[nodiscard]] TileClass classify(std::int64_t batch, std::int64_t head, std::int64_t query_begin,
                                    std::int64_t query_end, std::int64_t key_begin, std::int64_t key_end) const;
-  /// s = −inf where the mask callable hides.
+  /// Sets s = −inf where the mask callable hides a key.
   void mask(const ScoreTile& tile) const;
 
   [[nodiscard]] bool has_dropout() const { return threshold_ < 65536; }
-  /// factor = 65536 / threshold where kept, 0 where dropped (DESIGN: Philox per 16 × 16 fragment).
+  /// Sets factor = 65536 / threshold for kept elements, 0 for dropped ones (docs/semantics.md: Philox per 16 × 16
+  /// fragment).
   void dropout_factors(const ScoreTile& tile, float* factor) const;
 
  private:
-  /// A callable that is a program of the registry, for tiles of either layout.
+  /// The lane programs of a callable that is a program of the registry, for tiles of either layout.
   struct Lanes {
     const Extras* extras = nullptr;
     LaneProgram by_query;  // lanes are queries
     LaneProgram by_key;
 
     void make(const detail::Expression& expression, const Extras& read);
-    /// Of tiles whose elements lie as the scores do; nullptr where elements have to be asked for one by one.
+    /// The program for tiles with the layout of this one; nullptr if the callable must be called for each element.
     [[nodiscard]] const LaneProgram* of(const ScoreTile& tile) const;
   };
   [[nodiscard]] LaneTile lane_tile(const ScoreTile& tile, const Extras* extras) const;

@@ -19,7 +19,7 @@ HWY_PUSH_ATTRIBUTES("avx512f,avx512bw,avx512dq,avx512vl,amx-tile,amx-bf16")
 namespace tessera::cpu {
 namespace {
 
-// The intrinsics take the register's number as a literal only.
+// The intrinsics accept only a literal as the register's number.
 #define TESSERA_EACH_TILE(F) F(0) F(1) F(2) F(3) F(4) F(5) F(6) F(7)
 
 struct AmxTiles {
@@ -69,7 +69,7 @@ struct AmxTiles {
   }
 };
 
-// What a tile's product does, for few queries.
+// Does the arithmetic of TDPBF16PS with AVX-512, for few queries.
 struct Avx512Chains : Avx512Vectors {
   static constexpr __mmask16 kAll = 0xFFFF;  // g++ 12 warns of the forms without a mask
   static HWY_INLINE Vector low(Bits pairs) { return _mm512_castsi512_ps(_mm512_maskz_slli_epi32(kAll, pairs, 16)); }
@@ -81,7 +81,7 @@ struct Avx512Chains : Avx512Vectors {
   static HWY_INLINE Vector multiply_add(Vector a, Vector b, Vector c) { return _mm512_fmadd_ps(a, b, c); }
   static HWY_INLINE Vector add(Vector a, Vector b) { return _mm512_add_ps(a, b); }
 
-  /// The thread's modes, of which a tile's product knows nothing: round to nearest, subnormals are 0.
+  /// Sets the thread's modes to those of TDPBF16PS, which ignores them: round to nearest, subnormals are 0.
   class Flush {
    public:
     Flush() : modes_(_mm_getcsr()) { _mm_setcsr(kMasked | kDenormalsAreZero | kFlushToZero); }

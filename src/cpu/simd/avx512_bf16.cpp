@@ -25,7 +25,7 @@ struct Avx512Pairs : Avx512Vectors {
     __builtin_memcpy(&bits, pair, sizeof bits);
     return _mm512_set1_epi32(bits);
   }
-  // 16 elements of two rows side by side.
+  // Interleaves 16 elements of two rows.
   static HWY_INLINE Bits interleave(const std::byte* low, const std::byte* high) {
     const Bits half = _mm512_maskz_broadcast_i64x4(0x0F, load_half(low));
     const Bits both = _mm512_mask_broadcast_i64x4(half, 0xF0, load_half(high));

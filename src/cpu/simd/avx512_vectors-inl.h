@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Vectors of AVX-512 as the walks of the dot-product kernels want them.
+// Operations on AVX-512 vectors, for the loops of the dot-product kernels.
 // Included where its instructions are switched on: no include guard by design.
 namespace tessera::cpu {
 namespace {
@@ -15,7 +15,7 @@ struct Avx512Vectors {
   static HWY_INLINE __m256i load_half(const std::byte* p) {
     return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
   }
-  // 16 × 16. Intrinsics have a mask of ones: g++ 12 warns of the forms without.
+  // Transposes 16 × 16. The intrinsics have a mask of ones, because g++ 12 warns of the forms without one.
   static HWY_INLINE void transpose(Bits (&rows)[kDotTile]) {
     constexpr __mmask16 kAll = 0xFFFF;
     constexpr __mmask8 kAll64 = 0xFF;
@@ -32,7 +32,7 @@ struct Avx512Vectors {
       transposed[i + 3] = _mm512_maskz_unpackhi_epi64(kAll64, high01, high23);
     }
 #pragma GCC unroll 4
-    for (int i = 0; i < 4; ++i) {  // 4 × 4 of those
+    for (int i = 0; i < 4; ++i) {  // 4 × 4 blocks of 128 bits
       const Bits even04 = _mm512_maskz_shuffle_i32x4(kAll, transposed[i], transposed[i + 4], 0x88);
       const Bits odd04 = _mm512_maskz_shuffle_i32x4(kAll, transposed[i], transposed[i + 4], 0xDD);
       const Bits even8 = _mm512_maskz_shuffle_i32x4(kAll, transposed[i + 8], transposed[i + 12], 0x88);

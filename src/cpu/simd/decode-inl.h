@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// Attention of a few queries, as in decoding: every key is used a few times only, so rows of K and V are read where
-// they lie, and the rows to come are asked for meanwhile. Every sum is that of the panels, to the bit. Included once
-// per instruction set, after rows-inl.h.
+// Attention of a few queries, as in decoding: every key is used only a few times, so rows of K and V are read in place,
+// and the next rows are prefetched meanwhile. Every sum equals that of the panels bit for bit. Included once per
+// instruction set, after rows-inl.h.
 HWY_BEFORE_NAMESPACE();
 namespace tessera::cpu {
 namespace HWY_NAMESPACE {
 
-// Lanes are keys: sums (queries × kDecodeKeys) of kPad more dims, each the chain over the dims that matmul makes of it.
+// Adds kPad more dims to sums (queries × kDecodeKeys). Lanes are keys; a sum is a chain of FMAs over dims, as in
+// matmul.
 template <int kQueries>
 HWY_INLINE void add_scores(const float* transposed, const float* q, std::ptrdiff_t ldq, float* sums,
                            Prefetcher& prefetcher, std::int64_t lines) {
@@ -48,7 +49,7 @@ template <class T>
 void decode_scores_as(std::int64_t keys, const std::byte* const* rows, std::int64_t dim, std::int64_t queries,
                       const float* q, float* s, const RowsAhead& ahead) {
   const FloatTag d;
-  constexpr std::int64_t kDims = 8 * kPad;      // copied together
+  constexpr std::int64_t kDims = 8 * kPad;      // dims that are copied together
   alignas(64) float part[kDecodeKeys * kDims];  // of the rows
   alignas(64) float transposed[kPad * kDecodeKeys];
   alignas(64) float sums[kDecodeQueries * kDecodeKeys] = {};  // (queries, keys)

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// The two products of few queries by dot products (VDPBF16PS), on rows of K and V where they lie. Every sum adds the
-// same pairs in the same order as dot_vectors-inl.h. `Pairs` has the instructions, interleave among them.
+// The two products of few queries with VDPBF16PS, on rows of K and V in place. Every sum adds the same pairs in the
+// same order as in dot_vectors-inl.h. `Pairs` has the instructions, including interleave.
 // Included where its instructions are switched on: no include guard by design.
 namespace tessera::cpu {
 namespace {
 
-// Lanes are 16 keys, transposed in registers; sums (kQueries × kDecodeKeys).
+// Computes the scores of 16 keys, which are transposed in registers: lanes are keys. sums: (kQueries × kDecodeKeys).
 template <class Pairs, int kQueries>
 void dot_scores_of_tile(const std::byte* const* rows, std::int64_t dim, const std::uint16_t* q, float* sums,
                         Prefetcher& prefetcher, std::int64_t lines) {
@@ -13,7 +13,7 @@ void dot_scores_of_tile(const std::byte* const* rows, std::int64_t dim, const st
 #pragma GCC unroll 8
   for (int c = 0; c < kQueries; ++c) sum[c] = Pairs::zero();
   for (std::int64_t t = 0; t < dim; t += kDotStep) {
-    typename Pairs::Bits keys[kDotTile];  // of each key 16 pairs of dims, then of each pair 16 keys
+    typename Pairs::Bits keys[kDotTile];  // 16 pairs of dims for each key, then 16 keys for each pair
 #pragma GCC unroll 16
     for (int i = 0; i < kDotTile; ++i) keys[i] = Pairs::load(reinterpret_cast<const std::uint32_t*>(rows[i] + 2 * t));
     Pairs::transpose(keys);

@@ -1,22 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
-// The two products of few queries on rows of K and V where they lie, with the sums of TDPBF16PS in fp32: a step of 32
-// elements is two chains of multiply-adds from 0, over the even and over the odd ones of its 16 pairs, then
-// C + (even + odd). The instruction takes and gives subnormals as 0, whatever the thread's modes are, and so does
-// Lanes::Flush while it lives; products of two bf16 need no rounding. `Lanes` has the instructions.
+// The two products of few queries on rows of K and V in place, with the sums of TDPBF16PS in fp32. A step of 32
+// elements is two chains of multiply-adds from 0, one over the low and one over the high elements of its 16 pairs, then
+// C + (even + odd). The instruction treats subnormal inputs and results as 0, whatever the thread's modes are. A
+// Lanes::Flush object makes vector instructions do the same. Products of two bf16 need no rounding. `Lanes` has the
+// instructions.
 // Included where its instructions are switched on: no include guard by design.
 #include <hwy/base.h>
 
 namespace tessera::cpu {
 namespace {
 
-// Lanes are 16 keys, transposed in registers; q (kQueries × kDotStep) is a step of the queries, sums (kQueries ×
-// kDecodeKeys).
+// Adds a step to the scores of 16 keys, which are transposed in registers: lanes are keys. q (kQueries × kDotStep): a
+// step of the queries; sums: (kQueries × kDecodeKeys).
 template <class Lanes, int kQueries>
 HWY_INLINE void add_step_of_scores(const std::byte* const* rows, std::int64_t t, const float* q, float* sums,
                                    Prefetcher& prefetcher, std::int64_t lines) {
   alignas(64) std::uint32_t pairs[kDotTile * kDotTile];
   {
-    typename Lanes::Bits keys[kDotTile];  // of each key 16 pairs of dims, then of each pair 16 keys
+    typename Lanes::Bits keys[kDotTile];  // 16 pairs of dims for each key, then 16 keys for each pair
 #pragma GCC unroll 16
     for (int i = 0; i < kDotTile; ++i) keys[i] = Lanes::load(reinterpret_cast<const std::uint32_t*>(rows[i] + 2 * t));
     Lanes::transpose(keys);
@@ -44,7 +45,7 @@ HWY_INLINE void add_step_of_scores(const std::byte* const* rows, std::int64_t t,
   }
 }
 
-// A function of its own, so that no arithmetic of it leaves the life of a Flush.
+// A separate function, so that the compiler cannot move its arithmetic out of the lifetime of a Flush.
 template <class Lanes, int kQueries>
 HWY_NOINLINE void decode_tile_scores_of(const std::byte* const* rows, std::int64_t dim, const std::uint16_t* q,
                                         float* sums, Prefetcher& prefetcher, std::int64_t lines) {
@@ -80,7 +81,7 @@ void decode_tile_scores(std::int64_t keys, const std::byte* const* rows, std::in
   put_decode_scores(queries, sums, s, transpose);
 }
 
-// Lanes are dims; weights (kDotStep × kQueries).
+// Lanes are dims; weights: (kDotStep × kQueries).
 template <class Lanes, int kQueries, int kVectors>
 HWY_INLINE void add_step_of_values(const std::byte* const* rows, std::int64_t first, std::int64_t dim,
                                    const float* weights, float* o, Prefetcher& prefetcher, std::int64_t lines) {
@@ -120,7 +121,7 @@ HWY_INLINE void add_step_of_values(const std::byte* const* rows, std::int64_t fi
   }
 }
 
-// Vectors that a pass sums: with their chains they stay in registers.
+// How many vectors a pass sums: as many as fit in registers with their chains.
 inline constexpr int decode_tile_vectors(std::int64_t queries) { return queries == 1 ? 4 : 2; }
 
 template <class Lanes, int kQueries>

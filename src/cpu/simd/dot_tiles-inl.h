@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The product on tiles of 16 × 16 sums (TDPBF16PS): blocks of 2 × 2 of them, so that each of the 4 tiles that a step
-// loads is used twice. `Tiles` has the instructions, on registers numbered at compile time: 0 to 3 hold C, 4 and 5 rows
-// of A (16 × 32 elements), 6 and 7 pairs of rows of B (16 pairs × 16 columns).
+// The product on tiles of 16 × 16 sums (TDPBF16PS). A block is 2 × 2 tiles, so that each of the 4 tiles that a step
+// loads is used twice. `Tiles` has the instructions, on registers whose numbers are known at compile time: 0 to 3 hold
+// C, 4 and 5 hold rows of A (16 × 32 elements), 6 and 7 hold pairs of rows of B (16 pairs × 16 columns).
 // Included where its instructions are switched on: no include guard by design.
 namespace tessera::cpu {
 namespace {
@@ -56,7 +56,7 @@ void dot_tile_block(const TileCall& call) {
   if constexpr (kRows == 2 && kColumns == 2) Tiles::template store<3>(call.c + down + kDotTile, ldc);
 }
 
-// Blocks of one or two tiles of rows along the columns: the rows of A stay in L1.
+// Computes a row of blocks, one or two tiles high: its rows of A stay in L1.
 template <class Tiles, int kRows>
 void dot_tile_row(std::int64_t n, TileCall call) {
   const auto advance = [&](std::int64_t columns) {
@@ -72,7 +72,7 @@ template <class Tiles>
 void dot_tiles_matmul(std::int64_t m, std::int64_t n, std::int64_t k, const std::uint16_t* a, std::ptrdiff_t lda,
                       const std::uint32_t* b, std::ptrdiff_t ldb, float* c, std::ptrdiff_t ldc, bool accumulate,
                       const float* column_scale) {
-  // Tiles cannot be scaled. After the first tiles of keys a maximum seldom grows: most factors are all 1.
+  // Tiles cannot be scaled, so C is. After the first tiles of keys a maximum seldom grows: mostly all factors are 1.
   if (accumulate && column_scale && !Tiles::all_ones(n, column_scale)) Tiles::scale(m, n, c, ldc, column_scale);
   TileCall call{k, a, lda, b, ldb, c, ldc, accumulate};
   const auto advance = [&](std::int64_t rows) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The product on vectors whose lanes add the product of two pairs at once (VDPBF16PS). A micro-tile holds
-// kRows × kVectors accumulators; a pair of A is broadcast against kVectors vectors of pairs of B.
+// The product with VDPBF16PS: each lane adds both products of two pairs at once. A micro-tile holds kRows × kVectors
+// accumulators; a pair of A is broadcast against kVectors vectors of pairs of B.
 // `Pairs` has the instruction: Vector, Bits, zero, load, store, multiply, broadcast and dot.
 // Included where its instructions are switched on: no include guard by design.
 namespace tessera::cpu {
@@ -20,7 +20,7 @@ struct DotCall {
 
 template <class Pairs, int kRows, int kVectors>
 void dot_micro_tile(const DotCall& call) {
-  // Every loop over sums is unrolled: one that is not would keep all of them in memory.
+  // Every loop over sums is unrolled: otherwise the compiler would keep all of them in memory.
   typename Pairs::Vector sum[kRows][kVectors];
 #pragma GCC unroll 8
   for (int i = 0; i < kRows; ++i) {
@@ -57,7 +57,7 @@ void dot_micro_tile(const DotCall& call) {
   }
 }
 
-// m is a multiple of 16: tiles of 6 leave 4 rows, which 4 vectors have room for, or of 8 rows with fewer vectors.
+// m is a multiple of 16. Micro-tiles of 4 vectors have 6 rows and leave 0, 2 or 4; those of fewer vectors have 8 rows.
 template <class Pairs, int kVectors>
 void dot_column_strip(std::int64_t m, DotCall call) {
   constexpr int kRows = kVectors == 4 ? 6 : 8;
@@ -95,9 +95,9 @@ void dot_vectors_matmul(std::int64_t m, std::int64_t n, std::int64_t k, const st
 template <class Pairs>
 double dot_vectors_peak(std::int64_t rounds) {
   constexpr int kSums = 24;
-  const std::uint16_t tiny[2] = {1, 1};  // subnormal: the sums stay as they are
+  const std::uint16_t tiny[2] = {1, 1};  // subnormal, so that the sums do not change
   const typename Pairs::Bits a = Pairs::broadcast(tiny);
-  // Sums that begin equal would be one to the compiler.
+  // If all sums started equal, the compiler would merge them.
   float start[kSums * kDotTile];
   for (int i = 0; i < kSums * kDotTile; ++i) start[i] = static_cast<float>(i);
   typename Pairs::Vector sum[kSums];

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The walks over tiles and vectors of the dot-product kernels on any machine: each instruction is a loop. The sums of
-// a tile's element are those of AMX, but subnormals stay.
+// The loops of the dot-product kernels on any machine: each instruction is emulated by a loop. An element of a tile is
+// summed in the order of AMX, but subnormals are kept.
 #include <array>
 #include <bit>
 #include <cstring>
@@ -69,7 +69,7 @@ struct EmulatedVectors {
     return sum;
   }
 
-  // TDPBF16PS as a decode of few queries uses it: subnormals count as 0.
+  // The operations of TDPBF16PS in a decode of few queries. Flush does nothing: subnormals are kept.
   struct Flush {};
   static Vector low(const Bits& pairs) {
     Vector v;

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a step of an expression does to 64 lanes: loops that the compiler turns into vector instructions, and
-// exponentials, logarithms and hyperbolic tangents as polynomials. Included once per instruction set, after
-// softmax-inl.h.
+// Computes a step of an expression on 64 lanes, by loops that the compiler vectorises. exp, log and tanh are
+// polynomials. Included once per instruction set, after softmax-inl.h.
 HWY_BEFORE_NAMESPACE();
 namespace tessera::cpu {
 namespace HWY_NAMESPACE {
@@ -21,14 +20,14 @@ HWY_INLINE float* lanes_of(LaneSlot& slot, float) { return slot.real; }
 HWY_INLINE std::int64_t* lanes_of(LaneSlot& slot, std::int64_t) { return slot.integer; }
 HWY_INLINE std::int32_t* lanes_of(LaneSlot& slot, std::int32_t) { return slot.truth; }
 
-/// An operand: a number a lane, or one for all.
+/// An operand: one number per lane, or one for all lanes.
 template <class T>
 struct Lanes {
   const T* at;
   bool single;
 };
 
-// NaN of any payload may come of arithmetic with what a tensor holds, and the bf16 kernels keep the default one only.
+// Arithmetic with a tensor's values may give NaN with any payload, but the bf16 kernels keep only the default NaN.
 HWY_INLINE float default_nan(float x) { return x == x ? x : std::numeric_limits<float>::quiet_NaN(); }
 
 #define TESSERA_LANE_FUNCTION(name, T, R, value) \
@@ -83,7 +82,7 @@ TESSERA_LANE_FUNCTION(TruthToInteger, std::int32_t, std::int64_t, TESSERA_INT(a)
 #undef TESSERA_INT
 #undef TESSERA_LANE_FUNCTION
 
-// The slot of the result is none of the operands'.
+// The slot of the result must not be that of an operand.
 template <class Function, class T, class R>
 HWY_INLINE void for_lanes(const Lanes<T>& a, const Lanes<T>& b, R* HWY_RESTRICT out) {
   const T* HWY_RESTRICT x = a.at;
@@ -102,8 +101,8 @@ HWY_INLINE void for_lanes(const Lanes<T>& a, const Lanes<T>& b, R* HWY_RESTRICT 
   }
 }
 
-// Integers below 2^51 and doubles: adding 1.5·2^52 leaves an integer in the low bits. There are vector instructions for
-// all of it, which there are none for the conversions before AVX-512.
+// Conversions between integers below 2^51 and doubles: adding 1.5·2^52 leaves the integer in the low bits. All of this
+// has vector instructions, whereas the usual conversions have them only since AVX-512.
 using LongTag = hn::ScalableTag<std::int64_t>;
 constexpr double kIntegerDouble = 6755399441055744.0;
 constexpr std::int64_t kIntegerBits = 0x4338000000000000;
@@ -120,7 +119,7 @@ HWY_INLINE bool fit_doubles(const std::int64_t* HWY_RESTRICT x) {
   return hn::AllTrue(bits, hn::Eq(beyond, hn::Zero(bits)));
 }
 
-// By doubles, which hold these integers and their products exactly: the quotient to nearest is the floor or one more.
+// Divides doubles, which represent these integers and products exactly. The nearest quotient is the floor or one more.
 template <bool quotient>
 HWY_INLINE void divide_doubles(const std::int64_t* HWY_RESTRICT x, double by, std::int64_t* HWY_RESTRICT out) {
   const double inverse = 1.0 / by;
@@ -133,7 +132,7 @@ HWY_INLINE void divide_doubles(const std::int64_t* HWY_RESTRICT x, double by, st
   }
 }
 
-// Divisions by powers of two are shifts, and by other numbers multiplications where doubles hold all of it.
+// Divides by shifting or masking if `b` is a power of two, and by multiplying if doubles can represent all numbers.
 template <class Function>
 HWY_INLINE void divide_lanes(ExprOp op, const Lanes<std::int64_t>& a, const Lanes<std::int64_t>& b, std::int64_t* out) {
   const std::int64_t by = b.single ? *b.at : 0;
@@ -182,7 +181,7 @@ inline void vector_lanes(ExprOp op, const float* x, float* out) {
   for (int i = 0; i < kWide; i += static_cast<int>(kLanes)) hn::Store(real_vector(op, hn::Load(d, x + i)), d, out + i);
 }
 
-// By AVX-512's conversion, or through doubles where these hold the integers.
+// Converts directly with AVX-512, or if doubles cannot represent the integers; otherwise through doubles.
 HWY_INLINE void real_of_integers(const std::int64_t* HWY_RESTRICT x, float* HWY_RESTRICT out) {
   const bool direct = HWY_TARGET <= HWY_AVX3 || !fit_doubles(x);
   if (direct) {
@@ -319,7 +318,7 @@ inline void select_lanes(const Lanes<std::int32_t>& condition, const Lanes<T>& a
   for (int i = 0; i < kWide; ++i) out[i] = chosen[i] != 0 ? x[i] : y[i];
 }
 
-// Whether each number is `step`, 1 or -1, above the one before.
+// Whether each number is the previous one plus `step` (1 or -1).
 HWY_INLINE bool are_steps(const std::int64_t* HWY_RESTRICT x, std::int64_t step) {
   const LongTag d;
   const int lanes = static_cast<int>(hn::Lanes(d));
@@ -333,7 +332,7 @@ HWY_INLINE bool are_steps(const std::int64_t* HWY_RESTRICT x, std::int64_t step)
   return hn::AllTrue(d, hn::Eq(others, hn::Zero(d)));
 }
 
-// Neighbours, to which positions often lead, by vectors.
+// Positions often lead to neighbouring elements, which vectors can load.
 template <class From, class To, class Convert>
 inline void gather(const From* HWY_RESTRICT from, const std::int64_t* HWY_RESTRICT offset, To* HWY_RESTRICT out,
                    Convert convert) {

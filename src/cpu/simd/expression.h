@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// An expression (src/problem/expressions) as the kernels run it on tiles of scores: on lanes of one axis, with what
-// does not change along an axis computed once for it.
+// An expression (src/problem/expressions) in the form that kernels run on tiles of scores: on lanes of one axis. A
+// value that does not change along an axis is computed once for it.
 #pragma once
 
 #include <cstddef>
@@ -14,13 +14,13 @@ namespace tessera::cpu {
 inline constexpr int kExpressionLanes = 64;
 inline constexpr int kExpressionSlots = 64;
 
-/// When a step is computed: once a tile, for all lines of the outer axis at once, for all lanes of the inner one at
-/// once, or for each line anew.
+/// When a step is computed: once per tile, for all lines of the outer axis at once, for all lanes of the inner axis at
+/// once, or again for each line.
 enum class LaneStage : std::uint8_t { fixed, outer, inner, element };
 
 struct LaneOperand {
   std::uint8_t slot;
-  LaneStage stage;  // fixed and outer: one number for all lanes, but for steps of the same stage
+  LaneStage stage;  // fixed and outer: one number for all lanes, except in steps of the same stage
 };
 
 struct LaneStep {
@@ -37,7 +37,7 @@ struct LaneStep {
   std::int64_t integer;
 };
 
-/// The steps in order of their stages. 64 steps wide at most, or usable() is false.
+/// The steps in the order of their stages. `usable` is false if more than kExpressionSlots values are alive at once.
 struct LaneProgram {
   LaneStep steps[detail::Expression::kMostSteps];
   int end[4];  // of each stage's steps
@@ -59,7 +59,8 @@ struct LaneTile {
   const Tensor* tensors;
 };
 
-/// Dropout by Philox (docs/semantics.md): a number of 16 bits is kept below the threshold. `heads`: of queries.
+/// Dropout by Philox (docs/semantics.md): an element is kept if its 16 random bits are below the threshold. `heads`:
+/// the number of query heads.
 struct DropoutLanes {
   std::uint32_t key[2];
   std::uint32_t offset;

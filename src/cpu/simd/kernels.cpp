@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Compiles the inner loops once per instruction set and keeps the table of tables.
+// Compiles the inner loops once per instruction set and keeps the table of each.
 #include "cpu/simd/kernels.h"
 
 #include <algorithm>
@@ -13,7 +13,7 @@
 #include "base/half.h"
 #include "tessera/error.h"
 
-// Vectors of SVE have no size that a compiler knows, so they cannot be elements of arrays, and register tiles are such.
+// The size of SVE vectors is unknown at compile time, so they cannot be elements of arrays, as register tiles need.
 #ifndef HWY_DISABLED_TARGETS
 #define HWY_DISABLED_TARGETS (HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128)
 #endif
@@ -118,7 +118,7 @@ std::string lower(std::string_view text) {
 
 struct Targets {
   std::vector<NamedTarget> all;  // best first
-  std::size_t usable;            // those behind are emulated
+  std::size_t usable;            // how many can run; those behind are emulated
 };
 
 Targets find_targets() {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The inner loops of the CPU backend, compiled once per instruction set and reached through one table of pointers.
-// Everything is fp32 here, types are converted where rows are loaded and stored; but bf16 operands stay as they are
-// where an instruction set multiplies them (dot_kernels.h).
+// Everything is fp32 here; types are converted when rows are loaded and stored. bf16 operands are not converted if the
+// instruction set multiplies them (dot_kernels.h).
 #pragma once
 
 #include <cstddef>
@@ -23,7 +23,7 @@ inline constexpr std::int64_t kPad = 16;
 
 inline constexpr std::int64_t padded(std::int64_t n) { return (n + kPad - 1) / kPad * kPad; }
 
-/// A matrix operand of which single elements are broadcast: element (i, k) at data[i·row + k·column].
+/// A matrix operand whose elements are broadcast one by one: element (i, k) is at data[i·row + k·column].
 struct Broadcast {
   const float* data;
   std::ptrdiff_t row;
@@ -34,16 +34,16 @@ struct Kernels {
   const char* isa;
   bool fused;  // multiply-adds round once
 
-  /// C (m × n) = A (m × k) · B (k × n), or C·column_scale + A·B when accumulate: A·B is summed by itself, in order of
-  /// k, so that long sums do not add a small product to a large sum k times. n is padded to kPad by the caller's
-  /// buffers; rows of B and C have strides ldb and ldc. column_scale (n) may be nullptr (1).
+  /// C (m × n) = A (m × k) · B (k × n), or C·column_scale + A·B when accumulate. A·B is summed separately, in the order
+  /// of k, so that small products are not added to a large C one by one. n is padded to kPad by the caller's buffers;
+  /// rows of B and C have strides ldb and ldc. column_scale (n) may be nullptr (1).
   void (*matmul)(std::int64_t m, std::int64_t n, std::int64_t k, Broadcast a, const float* b, std::ptrdiff_t ldb,
                  float* c, std::ptrdiff_t ldc, bool accumulate, const float* column_scale);
 
   /// One step of the online softmax (Milakov and Gimelshein 2018) on a panel whose rows are keys and whose columns are
   /// queries: s (rows × kPanel) becomes exp(s − new maximum); maximum, sum (columns) are updated and correction
-  /// (columns) gets exp(old maximum − new maximum). `first` is the place of the first row in its tile, by which the
-  /// order of summation goes.
+  /// (columns) gets exp(old maximum − new maximum). `first` is the index of the first row in its tile; the order of
+  /// summation depends on it.
   void (*softmax_step)(std::int64_t first, std::int64_t rows, std::int64_t columns, float* s, float* maximum,
                        float* sum, float* correction);
 
@@ -61,8 +61,8 @@ struct Kernels {
   /// s = c·tanh(s / c) over n floats; derivative (n), if not nullptr, gets 1 − tanh².
   void (*softcap)(std::int64_t n, float cap, float* s, float* derivative);
 
-  /// Rows of `count` elements, `stride` bytes apart, to fp32 times scale, each padded with zeros to `width`; and one
-  /// back.
+  /// load_rows() converts rows of `count` elements, `stride` bytes apart, to fp32 times scale, each padded with zeros
+  /// to `width`. store_row() converts one row back.
   void (*load_rows)(DType dtype, const std::byte* source, std::ptrdiff_t stride, std::int64_t rows, std::int64_t count,
                     float scale, float* target, std::int64_t width);
   void load_row(DType dtype, const std::byte* source, std::int64_t count, float scale, float* target,
@@ -70,8 +70,8 @@ struct Kernels {
     load_rows(dtype, source, 0, 1, count, scale, target, width);
   }
   void (*store_row)(DType dtype, const float* source, std::int64_t count, std::byte* target);
-  /// What rounding a row of O to a half type lost, a byte an element (docs/semantics.md, 6): of `exact`, rounded in
-  /// `rounded`; and back, onto the rounded row as fp32.
+  /// store_residual() stores what rounding a row of O from `exact` to `rounded`, a half type, lost: one byte per
+  /// element (docs/semantics.md, 6). add_residual() adds it to the rounded row in fp32.
   void (*store_residual)(DType dtype, const float* exact, const std::byte* rounded, std::int64_t count,
                          std::int8_t* target);
   void (*add_residual)(DType dtype, const std::int8_t* residual, std::int64_t count, float* row);
@@ -82,25 +82,25 @@ struct Kernels {
 
   /// out[i] = Σ a[i·ld + k]·b[i·ld + k] over k < n, in matmul's order of summation.
   void (*dot_rows)(std::int64_t rows, std::int64_t n, const float* a, const float* b, std::ptrdiff_t ld, float* out);
-  /// A row of a linear-attention state: s = decay·s + factor·x over n floats (padded). The first gives Σ s·y, the
-  /// second adds weight·s to sum.
+  /// Both update a row of a linear-attention state: s = decay·s + factor·x over n floats (padded). state_row_dot() then
+  /// returns Σ s·y; state_row_add() adds weight·s to sum.
   float (*state_row_dot)(std::int64_t n, float decay, float factor, const float* x, const float* y, float* s);
   void (*state_row_add)(std::int64_t n, float decay, float factor, const float* x, float weight, float* s, float* sum);
   /// Whether all of n floats (padded) are finite.
   bool (*all_finite)(std::int64_t n, const float* a);
 
-  /// softmax_step on scores that are yet to be scaled (scale > 0), with the probabilities rounded to bf16: rows 2t and
-  /// 2t + 1 of s become row t of pairs, of kPanel too. `rows` is even; s may be written over.
+  /// softmax_step on scores that are not scaled yet (scale > 0), with the probabilities rounded to bf16. Rows 2t and 2t
+  /// + 1 of s become row t of pairs, which also has kPanel columns. `rows` is even; s may be overwritten.
   void (*softmax_pairs)(std::int64_t rows, std::int64_t columns, float* s, float scale, float* maximum, float* sum,
                         float* correction, std::uint32_t* pairs);
-  /// s (rows × columns, ld; rows even) rounded to bf16 as pairs of rows, with the same ld.
+  /// Rounds s (rows × columns, ld; rows even) to bf16 as pairs of rows, with the same ld.
   void (*round_pairs)(std::int64_t rows, std::int64_t columns, const float* s, std::ptrdiff_t ld, std::uint32_t* pairs);
-  /// A backward's P = exp(scale·s − shift[row]) and dS = P∘(dp − delta[row]), rounded to bf16, as pairs of rows and dS
-  /// as rows too; all have ld. rows is even; shift +inf gives 0.
+  /// Computes the backward's P = exp(scale·s − shift[row]) and dS = P∘(dp − delta[row]), rounded to bf16: both as pairs
+  /// of rows, dS also as rows. All have ld. rows is even; shift +inf gives 0.
   void (*gradient_pairs)(std::int64_t rows, std::int64_t columns, const float* s, const float* dp, std::ptrdiff_t ld,
                          float scale, const float* shift, const float* delta, std::uint32_t* p, std::uint32_t* ds,
                          std::uint16_t* ds_rows);
-  /// Rows of bf16 (rows even, columns a multiple of kPad) to pairs of rows.
+  /// Interleaves rows of bf16 (rows even, columns a multiple of kPad) to pairs of rows.
   void (*interleave)(std::int64_t rows, std::int64_t columns, const std::uint16_t* source, std::ptrdiff_t source_ld,
                      std::uint32_t* pairs, std::ptrdiff_t ld);
 
@@ -109,25 +109,26 @@ struct Kernels {
 
   /// s *= factor, rows × columns (padded).
   void (*scale_rows)(std::int64_t rows, std::int64_t columns, float* s, std::ptrdiff_t ld, float factor);
-  /// s = factor·s + x over n floats (padded), rounded as where matmul accumulates.
+  /// s = factor·s + x over n floats (padded), rounded as in a matmul that accumulates.
   void (*add_row)(std::int64_t n, float factor, const float* x, float* s);
 
   /// The two products for `queries` (1, or a multiple of 4 up to kDecodeQueries) and dims that are multiples of kPad,
-  /// to the bit as matmul's, on up to kDecodeKeys rows of K and V where they lie. Scores: s (kDecodeKeys × queries, of
-  /// kPanel) = rows · q (queries × dim); past `keys` they mean nothing.
+  /// on up to kDecodeKeys rows of K and V in place. They equal matmul's bit for bit. Scores: s (kDecodeKeys × queries,
+  /// of kPanel) = rows · q (queries × dim); those past `keys` are undefined.
   void (*decode_scores)(DType dtype, std::int64_t keys, const std::byte* const* rows, std::int64_t dim,
                         std::int64_t queries, const float* q, float* s, const RowsAhead& ahead);
   /// o (queries × dim) += Σ rows[i]·s[i].
   void (*decode_values)(DType dtype, std::int64_t keys, const std::byte* const* rows, std::int64_t dim,
                         std::int64_t queries, const float* s, float* o, const RowsAhead& ahead);
 
-  /// A score on a tile; `derivative`, if not nullptr, lies as the scores do and is multiplied by d score' / d score.
+  /// Applies a score callable to a tile. `derivative`, if not nullptr, has the layout of the scores and is multiplied
+  /// by d score' / d score.
   void (*run_score)(const LaneProgram& program, const LaneTile& tile, float* derivative);
-  /// −inf where a mask hides.
+  /// Writes −inf where a mask callable hides an element.
   void (*run_mask)(const LaneProgram& program, const LaneTile& tile);
-  /// s -= slope · |query - key| (ALiBi), with the slopes of the batch by query head, `slope_stride` apart.
+  /// s -= slope · |query - key| (ALiBi). `slopes`: one per query head of the batch, `slope_stride` apart.
   void (*subtract_distances)(const LaneTile& tile, const float* slopes, std::ptrdiff_t slope_stride);
-  /// To a tile of factors: 65536 / threshold where kept, 0 where dropped.
+  /// Fills a tile with factors: 65536 / threshold for kept elements, 0 for dropped ones.
   void (*dropout_factors)(const LaneTile& tile, const DropoutLanes& dropout);
 
   const DotKernels* dots = nullptr;  // for bf16 operands, where the instruction set has them
@@ -140,7 +141,7 @@ Support has_kernels_of(std::initializer_list<DType> types);
 
 /// Instruction sets that this build has and this machine can run, best first.
 std::vector<std::string> usable_isas();
-/// For tests: the best instruction set with the dot products of another one spelled out in C++.
+/// For tests: the best instruction set with the dot products of another one, emulated in C++.
 std::vector<std::string> emulated_isas();
 
 }  // namespace tessera::cpu

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Register-tiled matrix product. A micro-tile holds kRows × kVectors accumulators; one element of A is broadcast
-// against kVectors vectors of a row of B. Every element of C is one chain of fused multiply-adds over k in order, to
-// which what was in C is added last: results do not depend on where in a tile an element lies, and the rounding errors
-// of a long sum of products are those of its parts.
+// against kVectors vectors of a row of B. Every element of A·B is one chain of fused multiply-adds in the order of k,
+// and the old C is added last. So results do not depend on the place of an element within a tile, and products are not
+// rounded to the precision of a large C.
 // Included once per instruction set: no include guard by design of foreach_target.
 HWY_BEFORE_NAMESPACE();
 namespace tessera::cpu {
@@ -12,7 +12,7 @@ using FloatTag = hn::CappedTag<float, kPad>;
 using Vector = hn::Vec<FloatTag>;
 constexpr std::int64_t kLanes = hn::MaxLanes(FloatTag());
 
-// 32 vector registers (AVX-512, NEON, SVE): 24 accumulators; 16: 12 accumulators.
+// There are 24 accumulators with 32 vector registers (AVX-512, NEON), and 12 with 16 registers.
 #if HWY_TARGET <= HWY_AVX3 || HWY_ARCH_ARM_A64
 constexpr int kMaxVectors = 4;
 constexpr int kAccumulators = 24;
@@ -112,7 +112,7 @@ void matmul(std::int64_t m, std::int64_t n, std::int64_t k, Broadcast a, const f
     if (call.column_scale) call.column_scale += columns;
   };
   while (n > 0) {
-    if (kMaxVectors >= 4 && n > 2 * kLanes) {  // n is padded, so 3 vectors left run as 4 only if the buffer holds them
+    if (kMaxVectors >= 4 && n > 2 * kLanes) {  // 3 vectors that are left run as 2 and 1
       if (n >= 4 * kLanes) {
         column_strip<4>(m, call);
         advance(4 * kLanes);

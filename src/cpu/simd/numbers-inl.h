@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Numbers of every element type in and out of fp32. fp16 and bf16 bits by integer arithmetic, so that every instruction
-// set rounds alike (to nearest, ties to even; subnormals, infinities and NaN kept). Included once per instruction set,
-// after matmul-inl.h.
+// Conversions of every element type to fp32, and of fp32 to fp16 and bf16. fp16 and bf16 use integer arithmetic, so
+// that every instruction set rounds alike (to nearest, ties to even; subnormals, infinities and NaN kept). Included
+// once per instruction set, after matmul-inl.h.
 HWY_BEFORE_NAMESPACE();
 namespace tessera::cpu {
 namespace HWY_NAMESPACE {
@@ -62,7 +62,7 @@ HWY_INLINE hn::Vec<hn::RebindToSigned<FloatTag>> sign_extend_16(Bits x) {
   return hn::ShiftRight<16>(hn::BitCast(di, hn::ShiftLeft<16>(x)));
 }
 
-// A lane each of what lies in memory, in fp32.
+// Loads one element per lane, as fp32.
 HWY_INLINE Vector load_as_float(const float* source) { return hn::LoadU(FloatTag(), source); }
 
 HWY_INLINE Vector load_as_float(const hwy::bfloat16_t* source) {
@@ -79,7 +79,7 @@ HWY_INLINE Vector load_as_float(const hwy::float16_t* source) {
   return from_half_bits(hn::PromoteTo(d32, hn::LoadU(d16, reinterpret_cast<const std::uint16_t*>(source))));
 }
 
-// Bytes of 8-bit floating types, told apart by their types here.
+// Bytes of the 8-bit floating types, as distinct C++ types.
 struct E4m3 {
   std::uint8_t bits;
 };
@@ -92,9 +92,9 @@ HWY_INLINE Bits load_bytes(const void* source) {
   return hn::PromoteTo(BitsTag(), hn::LoadU(d8, static_cast<const std::uint8_t*>(source)));
 }
 
-// The magnitude of an 8-bit number, whose exponent and mantissa stand at fp32's places: its exponent is re-biased by
-// `bias`. A subnormal one is a normal one less its leading 1, so that no fp32 is subnormal, which the caller's thread
-// may have set the processor to read as 0.
+// Adds `bias` to the exponent of an 8-bit number's magnitude, which is shifted to fp32's bit positions. A subnormal
+// number is computed as a normal one minus its leading 1. So no fp32 operand is subnormal: the caller's thread may have
+// set the processor to read such operands as 0.
 HWY_INLINE Bits rebias(Bits magnitude, std::uint32_t bias) {
   const BitsTag d;
   const FloatTag df;
@@ -136,7 +136,7 @@ HWY_INLINE Vector load_as_float(const std::int8_t* source) {
 HWY_INLINE Bits bits_of(hwy::bfloat16_t /*type*/, Bits x) { return to_bfloat_bits(x); }
 HWY_INLINE Bits bits_of(hwy::float16_t /*type*/, Bits x) { return to_half_bits(x); }
 
-// Calls the task with a number of a type that results may have too.
+// Calls the task with a number of this type, one that results may have, too.
 template <class Task>
 void with_number_of(DType dtype, const Task& task) {
   if (dtype == DType::fp32) {
@@ -148,7 +148,7 @@ void with_number_of(DType dtype, const Task& task) {
   }
 }
 
-// With a number of any type that operands may have.
+// The same for any type that operands may have.
 template <class Task>
 void with_operand_of(DType dtype, const Task& task) {
   if (dtype == DType::e4m3) {

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rows of bf16 as pairs, the second operand of a dot product: two rows side by side, element by element.
+// Rows of bf16 as pairs, the second operand of a dot product: two rows, interleaved element by element.
 // Included once per instruction set, after softmax-inl.h.
 HWY_BEFORE_NAMESPACE();
 namespace tessera::cpu {
 namespace HWY_NAMESPACE {
 
-// 2^x for a result that is rounded to bf16: 2^f as 1 + f·P(f), P of degree 2 (relative error 1.0e-4, a twentieth of
-// bf16's half unit; 2^0 is 1). At −127 and below, −inf included, the exponent's field is 0 and f too: 0. x ≥ 129 is not
-// for it; NaN stays NaN if its low 9 bits are 0 (default_nan.h).
+// 2^x for a result that is rounded to bf16. 2^f is 1 + f·P(f) with P of degree 2: the relative error is 1.0e-4, a
+// twentieth of half a unit of bf16, and 2^0 is 1. If x is −127 or less, −inf included, the exponent field and f are 0,
+// and so is the result. x must be below 129. NaN stays NaN if its low 9 bits are 0 (default_nan.h).
 HWY_INLINE Vector exp2_short(Vector x) {
   const FloatTag d;
   const hn::RebindToSigned<FloatTag> di;
@@ -22,7 +22,7 @@ HWY_INLINE Vector exp2_short(Vector x) {
   return hn::BitCast(d, hn::Add(hn::BitCast(di, p), hn::ShiftLeft<23>(hn::BitCast(di, shifted))));
 }
 
-// Two bf16 in a lane, from the upper halves of both.
+// Joins the upper halves of both: two bf16 in a lane.
 HWY_INLINE Bits join_upper(Bits low, Bits high) {
   const BitsTag d;
 #if HWY_TARGET == HWY_SCALAR
@@ -33,16 +33,17 @@ HWY_INLINE Bits join_upper(Bits low, Bits high) {
 #endif
 }
 
-// Two bf16 in a lane. Halves are rounded away from 0, one tie in 2^16 otherwise: enough for what is not negative and
-// has no ties by design. A NaN whose low 16 bits are 0 stays one (default_nan.h).
+// Rounds both to bf16 and joins them in a lane. Ties are rounded away from 0, not to even. This is good enough for
+// probabilities: they are not negative, and only one in 2^16 is a tie. A NaN whose low 16 bits are 0 stays NaN
+// (default_nan.h).
 HWY_INLINE Bits join_probabilities(Vector low, Vector high) {
   const BitsTag d;
   const Bits half = hn::Set(d, 0x8000);
   return join_upper(hn::Add(hn::BitCast(d, low), half), hn::Add(hn::BitCast(d, high), half));
 }
 
-// Beyond it a rounding of a score is more than its distance from the maximum may be: exponents are then found from
-// differences of scores, for which others take one multiply-subtract.
+// Scores beyond this are rounded by more than their distance from the maximum may be. Then exponents are computed from
+// differences of scores; otherwise one multiply-subtract is enough.
 constexpr float kLargeScore = 0x1p24F;
 HWY_INLINE bool is_large(Vector shift) {
   const FloatTag d;
@@ -51,7 +52,7 @@ HWY_INLINE bool is_large(Vector shift) {
 HWY_INLINE Vector exponent_of_large(Vector score, float scale, Vector shift) {
   const FloatTag d;
   const Vector scaled = hn::Mul(score, hn::Set(d, scale));
-  // The comparison keeps compilers from making one multiply-subtract of both, which would not be 0 at the maximum.
+  // The comparison keeps compilers from fusing both into one multiply-subtract, which would not give 0 at the maximum.
   const Vector apart = hn::IfThenElse(hn::Eq(scaled, shift), hn::Sub(shift, shift), hn::Sub(scaled, shift));
   return hn::Mul(apart, hn::Set(d, 1.44269504F));
 }
@@ -130,7 +131,7 @@ void round_pairs(std::int64_t rows, std::int64_t columns, const float* s, std::p
   }
 }
 
-// The upper halves of the lanes, side by side.
+// Stores the upper halves of the lanes contiguously.
 HWY_INLINE void store_upper(Bits x, std::uint16_t* to) {
   const hn::RebindToSigned<FloatTag> di;
   const hn::Rebind<std::int16_t, FloatTag> d16;
@@ -162,13 +163,13 @@ void gradient_pairs(std::int64_t rows, std::int64_t columns, const float* s, con
         const Vector score = hn::LoadU(d, s + at);
         const Vector exponent = large[i] ? exponent_of_large(score, scale, hn::Set(d, shift[row + i]))
                                          : hn::MulSub(score, factor, subtract[i]);
-        // Beyond 2^127 only under an LSE that is not these scores' own: infinity, while NaN stays NaN. A masked score
-        // weighs 0 even where the LSE is NaN.
+        // The exponent exceeds 127 only if the LSE is not that of these scores: the result is infinity, while NaN stays
+        // NaN. A masked score has weight 0 even if the LSE is NaN.
         const auto hidden = hn::Eq(score, hn::Set(d, -std::numeric_limits<float>::infinity()));
         const Vector probability = hn::IfThenZeroElse(hidden, exp2_short(hn::Min(hn::Set(d, 128.0F), exponent)));
         const Vector product = hn::Mul(probability, hn::Sub(hn::LoadU(d, dp + at), mean[i]));
         weight[i] = hn::Add(hn::BitCast(di, probability), half);
-        // A masked score has no gradient, whatever its key holds.
+        // A masked score has no gradient, even if its key is not finite.
         const Vector kept = hn::IfThenZeroElse(hn::Eq(probability, hn::Zero(d)), product);
         gradient[i] = hn::Add(hn::BitCast(di, kept), half);
         store_upper(gradient[i], ds_rows + at);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Asking for memory in time: rows that will be wanted next are asked for while others are computed.
+// Software prefetching: the next rows are requested while others are computed.
 #pragma once
 
 #include <cstddef>
@@ -7,14 +7,14 @@
 
 namespace tessera::cpu {
 
-/// Rows of `bytes` that will be wanted next.
+/// The rows, `bytes` long, that are read next.
 struct RowsAhead {
   const std::byte* const* rows = nullptr;
   std::int64_t count = 0;
   std::int64_t bytes = 0;
 };
 
-/// Asks for rows line by line (64 bytes), into L2: L1 has room for few lines under way.
+/// Prefetches rows line by line (64 bytes), into L2: L1 can wait for only few lines at a time.
 class Prefetcher {
  public:
   explicit Prefetcher(const RowsAhead& ahead)
@@ -41,7 +41,7 @@ class Prefetcher {
   std::int64_t byte_ = 0;
 };
 
-/// How many lines a step asks for, so that `steps` of them ask for all.
+/// How many lines each of `steps` steps prefetches, so that together they prefetch all.
 inline std::int64_t lines_a_step(const RowsAhead& ahead, std::int64_t steps) {
   return ((ahead.bytes + 63) / 64 * ahead.count + steps - 1) / steps;
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What rounding O to 16 bits lost, as signed bytes: in steps of 1/254 of the spacing of O's type at the rounded value
-// (docs/semantics.md, 6). Included once per instruction set, after rows-inl.h.
+// The residual of O: what rounding it to 16 bits loses, as signed bytes, in steps of 1/254 of the spacing of O's type
+// at the rounded value (docs/semantics.md, 6). Included once per instruction set, after rows-inl.h.
 HWY_BEFORE_NAMESPACE();
 namespace tessera::cpu {
 namespace HWY_NAMESPACE {
@@ -8,10 +8,10 @@ namespace HWY_NAMESPACE {
 using IntegerTag = hn::RebindToSigned<FloatTag>;
 using Integers = hn::Vec<IntegerTag>;
 
-constexpr float kResidualSteps = 254.0F;  // of a spacing, half of which is the largest residual
+constexpr float kResidualSteps = 254.0F;  // steps in a spacing; the largest residual is half a spacing
 
-// Of O's type: binary digits of the fraction, and the biased exponent of fp32 below which the spacing stays as it is.
-// That of bf16 is no smaller than 2^-126, so that it and its reciprocal are normal numbers.
+// digits: bits of the fraction of O's type; least: the biased exponent of fp32 below which the spacing is constant. The
+// spacing of bf16 is at least 2^-126, so that it and its reciprocal are normal numbers.
 struct ResidualFormat {
   std::int32_t digits;
   std::int32_t least;
@@ -21,7 +21,7 @@ HWY_INLINE ResidualFormat residual_format(DType dtype) {
   return dtype == DType::bf16 ? ResidualFormat{7, 8} : ResidualFormat{10, 113};
 }
 
-// Biased exponents of fp32; 255 for what is not finite.
+// Biased exponents of fp32; 255 for numbers that are not finite.
 HWY_INLINE Integers exponents(Vector x) {
   const IntegerTag d;
   return hn::And(hn::ShiftRight<23>(hn::BitCast(d, x)), hn::Set(d, 0xFF));

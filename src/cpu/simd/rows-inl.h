@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rows in and out of fp32, and the transposition that packs keys into panels.
+// Conversions of rows to and from fp32, and the transposition that packs rows into panels.
 // Included once per instruction set, after matmul-inl.h.
 HWY_BEFORE_NAMESPACE();
 namespace tessera::cpu {
@@ -67,7 +67,7 @@ void store_row(DType dtype, const float* source, std::int64_t count, std::byte* 
 }
 
 #if HWY_TARGET != HWY_SCALAR
-// Blocks of 4 numbers, one from each fourth row.
+// Loads blocks of 4 numbers, one block from each fourth row.
 template <class D>
 HWY_INLINE hn::Vec<D> load_blocks(D d, const float* at, std::ptrdiff_t ld) {
   if constexpr (hn::MaxLanes(D()) <= 4) {
@@ -78,8 +78,8 @@ HWY_INLINE hn::Vec<D> load_blocks(D d, const float* at, std::ptrdiff_t ld) {
   }
 }
 
-// As many rows as a vector has lanes, 4 columns at a time: each 4 × 4 block of them is transposed in a block of 4
-// lanes.
+// Transposes as many rows as a vector has lanes, 4 columns at a time. Each 4 × 4 block is transposed within a block of
+// 4 lanes.
 template <class D>
 HWY_INLINE void transpose_rows(D d, std::int64_t columns, const float* source, std::ptrdiff_t source_ld, float* target,
                                std::ptrdiff_t ld) {

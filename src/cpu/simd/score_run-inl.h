@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Runs what scores want on a tile of them, 64 lanes a step: expressions, ALiBi, dropout. Included once per instruction
-// set, after expression-inl.h.
+// Applies expressions, ALiBi and dropout to a tile of scores, 64 lanes per step. Included once per instruction set,
+// after expression-inl.h.
 HWY_BEFORE_NAMESPACE();
 namespace tessera::cpu {
 namespace HWY_NAMESPACE {
@@ -11,7 +11,7 @@ class LaneRun {
   LaneRun(const LaneProgram& program, const LaneTile& tile, bool derivative)
       : program_(program), tile_(tile), derivative_(derivative) {}
 
-  /// Calls sink(line, first lane, lanes) with the results in place.
+  /// Calls sink.take(run, scores of a line, live lanes, their offset in the tile) when the results are in their slots.
   template <class Sink>
   void run(const Sink& sink) {
     stage(LaneStage::fixed);
@@ -106,7 +106,7 @@ class LaneRun {
     std::fill(out + live, out + kWide, 0.0F);
   }
 
-  // Lanes past the end repeat the last position, whose element there is.
+  // Lanes past the end repeat the last position, which is valid.
   void positions(LaneStage stage, std::int64_t* out) const {
     const bool inner = stage == LaneStage::inner;
     const std::int64_t first = inner ? inner_ : outer_;
@@ -129,7 +129,7 @@ class LaneRun {
   LaneSlot slots_[kExpressionSlots];
 };
 
-// The results go where they belong: all lanes by vectors, or one by one where the tile ends before.
+// Writes the results: all lanes by vectors, or the live ones one by one if the tile ends before.
 template <class Write>
 HWY_INLINE void for_live(std::int64_t live, const Write& write) {
   if (live == kWide) {
@@ -140,7 +140,7 @@ HWY_INLINE void for_live(std::int64_t live, const Write& write) {
   }
 }
 
-/// An operand as a number a lane; `space` holds one that is the same for all.
+/// Returns an operand as one number per lane; `space` is scratch for one that is the same in all lanes.
 template <class T>
 HWY_INLINE const T* every_lane(const Lanes<T>& operand, T* space) {
   if (!operand.single) return operand.at;
@@ -195,7 +195,7 @@ void run_mask(const LaneProgram& program, const LaneTile& tile) {
   LaneRun(program, tile, false).run(MaskSink{program});
 }
 
-// Scores of a line: s -= slope · distance, to the bit the same wherever in a tile they lie.
+// s -= slope · distance for scores of a line. Each result is the same, bit for bit, at every place in a tile.
 HWY_INLINE void subtract_products(const float* slope, const float* distance, std::int64_t live, float* s) {
   const FloatTag d;
   alignas(64) float last[kWide] = {};
@@ -208,7 +208,7 @@ HWY_INLINE void subtract_products(const float* slope, const float* distance, std
   std::copy_n(last, live - whole, s + whole);
 }
 
-// Differences of positions are those of floats where both are near the lanes' first: floats hold integers up to 2^24.
+// Positions near the lanes' first one are subtracted as floats, which represent all integers up to 2^24.
 void subtract_distances(const LaneTile& tile, const float* slopes, std::ptrdiff_t slope_stride) {
   constexpr std::int64_t kNear = std::int64_t{1} << 22;
   const auto slope_of = [&](std::int64_t query) { return default_nan(slopes[tile.head[query] * slope_stride]); };
@@ -242,8 +242,8 @@ void subtract_distances(const LaneTile& tile, const float* slopes, std::ptrdiff_
 using WordLanes = std::uint32_t[kWide];
 using CallLanes = WordLanes[4];
 
-// Philox4x32-10 of 64 counters: cpu/scores/philox.h without its arrays, of which the compiler makes no vectors (1.8
-// times the time of a forward with dropout).
+// Philox4x32-10 of 64 counters. Unlike cpu/scores/philox.h it has no arrays, which the compiler does not vectorise (a
+// forward with dropout took 1.8 times as long).
 inline void philox_lanes(const CallLanes& counter, const std::uint32_t (&key)[2], CallLanes& words) {
 #pragma omp simd
   for (int i = 0; i < kWide; ++i) {
@@ -266,8 +266,9 @@ inline void philox_lanes(const CallLanes& counter, const std::uint32_t (&key)[2]
   }
 }
 
-/// Dropout's factors of a tile. A call draws for two rows 8 apart of a fragment of 16 x 16, in words 0 and 2 and 1 and
-/// 3, and for four columns: two neighbours, in halves of a word, in words 0 and 1, and those 8 further, in 2 and 3.
+/// The dropout factors of a tile. A call of Philox draws for two rows, 8 apart, and four columns of a 16 x 16 fragment.
+/// Words 0 and 2 are those of the first row, 1 and 3 those of the second. Words 0 and 1 have two neighbouring columns,
+/// one in each half; words 2 and 3 have the columns 8 further.
 class DropoutRun {
  public:
   DropoutRun(const LaneTile& tile, const DropoutLanes& dropout)
@@ -301,7 +302,7 @@ class DropoutRun {
     second_[i] = 0 - column / 8 % 2;
     shift_[i] = column % 2 * 16;
   }
-  // Lanes are rows, whose words serve four columns.
+  // Lanes are rows; each has its own call, which serves four columns.
   void write_column(std::uint32_t column, bool is_first, std::int64_t live, float* factor) {
     begin_fragment(is_first, column / 16, 0);
     std::fill_n(counter_[0], kWide, call_of(column));
@@ -310,7 +311,7 @@ class DropoutRun {
     std::fill_n(shift_, kWide, column % 2 * 16);
     write(words[word], words[word + 1], live, factor);
   }
-  // Lanes are columns, each with a call of its own, whose words serve two rows.
+  // Lanes are columns; each has its own call, which serves two rows.
   void write_row(std::uint32_t row, bool is_first, std::uint32_t plane, std::int64_t live, float* factor) {
     begin_fragment(is_first, row / 16, plane);
     std::fill_n(counter_[1], kWide, row / 16 * 8 + row % 8);
@@ -319,13 +320,13 @@ class DropoutRun {
     const std::uint32_t word = row / 8 % 2;
     write(words[word], words[word + 2], live, factor);
   }
-  // What was drawn for lines of other fragments, or planes, is forgotten.
+  // Discards what was drawn for lines of other fragments or planes.
   void begin_fragment(bool is_first, std::uint32_t fragment, std::uint32_t plane) {
     if (is_first || fragment != fragment_ || plane != plane_) std::fill_n(drawn_, 8, false);
     fragment_ = fragment;
     plane_ = plane;
   }
-  // Words of the lines of a fragment that have a call in common.
+  // Returns the words that lines of a fragment share; draws them the first time.
   const CallLanes& draw(std::uint32_t lines) {
     if (!drawn_[lines]) philox_lanes(counter_, dropout_.key, words_[lines]);
     drawn_[lines] = true;
@@ -354,8 +355,8 @@ class DropoutRun {
   std::uint32_t fragment_ = 0, plane_ = 0;
   bool drawn_[8] = {};
   alignas(64) CallLanes counter_ = {};
-  alignas(64) CallLanes words_[8];     // of four pairs of columns, or eight of rows
-  alignas(64) WordLanes second_ = {};  // all bits where the second of two words counts
+  alignas(64) CallLanes words_[8];     // for 4 groups of columns, or 8 pairs of rows
+  alignas(64) WordLanes second_ = {};  // all ones in lanes that use the second of two words
   alignas(64) WordLanes shift_ = {};
 };
 

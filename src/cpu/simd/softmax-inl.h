@@ -45,9 +45,9 @@ HWY_INLINE Vector exp(Vector x) {
   return hn::IfThenElse(hn::Eq(x, x), p, x);
 }
 
-// The same for x ≤ 0, the softmax's only case: one factor 2^n suffices, and what comes out for −inf is not looked at.
-// For NaN of any payload the fraction is NaN, and a product keeps it, whereas adding n to the fraction's bits might
-// not.
+// The same for x ≤ 0, the only case of the softmax: one factor 2^n is enough, and what the polynomial gives below −87
+// is discarded. For NaN of any payload the fraction is NaN, and so is the product, whereas adding n to the fraction's
+// bits might give a number.
 HWY_INLINE Vector exp_nonpositive(Vector x) {
   const FloatTag d;
   const Exponential e = split_exponential(x);
@@ -55,15 +55,15 @@ HWY_INLINE Vector exp_nonpositive(Vector x) {
   return hn::IfThenZeroElse(hn::Lt(x, hn::Set(d, -87.0F)), p);
 }
 
-// A maximum of −inf (nothing visible yet) must not turn −inf − −inf into NaN, nor one that is NaN give hidden keys a
-// weight: masses add up weights of tiles that a row does not see.
+// Replaces a maximum of −inf or NaN by 0. With −inf (nothing is visible yet) −inf − −inf would be NaN. With NaN, hidden
+// keys would get a weight, and masses sum the weights of tiles that a row does not see.
 HWY_INLINE Vector finite_shift(Vector maximum) {
   const FloatTag d;
   const Vector lowest = hn::Set(d, -std::numeric_limits<float>::infinity());
   return hn::IfThenElseZero(hn::Lt(lowest, maximum), maximum);
 }
 
-// The sum of a tile's weights, found by itself, is added to those of the tiles before it, corrected.
+// Adds the sum of a tile's weights to the rescaled sum of earlier tiles.
 template <int kVectors>
 HWY_INLINE void add_to_sums(const Vector* total, const float* correction, float* sum) {
   const FloatTag d;
@@ -74,8 +74,8 @@ HWY_INLINE void add_to_sums(const Vector* total, const float* correction, float*
   }
 }
 
-// Weights whose sum is found by itself: beside one that is nearly all of its row's, each one added would cost a
-// rounding error of the whole sum.
+// Weights are summed in groups of this size first. If all were added to a sum that one weight dominates, each addition
+// would cost a rounding error of the whole sum.
 constexpr std::int64_t kSummed = 16;
 
 template <int kVectors>
@@ -137,7 +137,7 @@ void exp_rows(std::int64_t rows, std::int64_t columns, float* s, std::ptrdiff_t 
     float* at = s + row * ld;
     for (std::int64_t column = 0; column < columns; column += kLanes) {
       const Vector score = hn::LoadU(d, at + column);
-      // A masked score weighs 0 even where the row's shift is NaN.
+      // A masked score has weight 0 even if the row's shift is NaN.
       const auto hidden = hn::Eq(score, hn::Set(d, -std::numeric_limits<float>::infinity()));
       hn::StoreU(hn::IfThenZeroElse(hidden, exp(hn::Sub(score, subtract))), d, at + column);
     }
@@ -154,7 +154,7 @@ void score_gradient(std::int64_t rows, std::int64_t columns, const float* p, con
       const std::ptrdiff_t at = row * ld + column;
       const Vector probability = hn::LoadU(d, p + at);
       const Vector gradient = hn::Mul(probability, hn::Mul(scale, hn::Sub(hn::LoadU(d, dp + at), subtract)));
-      // A masked score has no gradient, whatever its key holds.
+      // A masked score has no gradient, even if its key is not finite.
       hn::StoreU(hn::IfThenZeroElse(hn::Eq(probability, hn::Zero(d)), gradient), d, ds + at);
     }
   }
@@ -176,8 +176,8 @@ void mask_window(std::int64_t rows, std::int64_t columns, float* s, const std::i
   }
 }
 
-// tanh(x) = (1 − e) / (1 + e) with e = exp(−2|x|); below 0.625, where that would cancel, x + x³·P(x²) with P minimising
-// the relative error (7e-9 after rounding its coefficients to fp32).
+// tanh(x) = (1 − e) / (1 + e) with e = exp(−2|x|). Below 0.625, where this would cancel, it is x + x³·P(x²) with P
+// minimising the relative error (7e-9 after rounding its coefficients to fp32).
 HWY_INLINE Vector tanh(Vector x) {
   const FloatTag d;
   const Vector magnitude = hn::Abs(x);
@@ -194,7 +194,7 @@ HWY_INLINE Vector tanh(Vector x) {
   return hn::CopySign(hn::IfThenElse(hn::Lt(magnitude, hn::Set(d, 0.625F)), p, large), x);
 }
 
-// 1 − tanh(x)² = 4e / (1 + e)² with e = exp(−2|x|): the difference would leave nothing of large |x|.
+// 1 − tanh(x)² = 4e / (1 + e)² with e = exp(−2|x|). The difference would lose all digits if |x| is large.
 HWY_INLINE Vector tanh_derivative(Vector x) {
   const FloatTag d;
   const Vector e = exp_nonpositive(hn::Mul(hn::Abs(x), hn::Set(d, -2.0F)));
@@ -212,8 +212,8 @@ void softcap(std::int64_t n, float cap, float* s, float* derivative) {
   }
 }
 
-// One row of products for each of kRows rows. Every sum is the same chain of fused multiply-adds as in matmul, so that
-// a row with a single visible key gets the gradient 0 that it has, not the difference of two roundings.
+// Computes the dot products of kRows pairs of rows. Every sum is the same chain of fused multiply-adds as in matmul, so
+// that the gradient of a row with a single visible key is exactly 0, not the difference of two roundings.
 template <int kRows>
 HWY_INLINE void dot_block(std::int64_t n, const float* a, const float* b, std::ptrdiff_t ld, float* out) {
   const hn::CappedTag<float, 1> d;

@@ -27,7 +27,7 @@ std::uint64_t saved_states() {
   return extended_control_register();
 }
 
-// Linux hands the 8 KiB of tiles out on request only, to all threads of the process.
+// Linux enables the 8 KiB of tile state only on request, for all threads of the process.
 bool may_use_tiles() {
 #if defined(__linux__) && defined(SYS_arch_prctl)
   constexpr long kRequestPermission = 0x1023;  // ARCH_REQ_XCOMP_PERM

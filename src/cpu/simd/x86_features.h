@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// What Highway 1.0.3 does not ask the processor for.
+// Processor features that Highway 1.0.3 does not detect.
 #pragma once
 
 namespace tessera::cpu {
 
 enum class X86Feature { avx512_bf16, amx_bf16 };
 
-/// Whether processor and operating system have it; for AMX this asks the system for leave to use tiles, once.
+/// Whether processor and operating system support it. For AMX this also asks the system for permission to use tiles.
 bool x86_has(X86Feature feature);
 
-/// Whether it is one of AMD's.
+/// Whether the processor is one of AMD's.
 bool x86_is_amd();
 
 }  // namespace tessera::cpu

@@ -14,7 +14,7 @@ constexpr std::int64_t kEndless = std::numeric_limits<std::int64_t>::max();
 bool is_forced(const BlockChoice& choice, std::int64_t block) {
   return block < choice.initial || (block >= choice.local_begin && block < choice.local_end);
 }
-/// Places that forced blocks keep in the list, whether there are such blocks or not.
+/// Entries of the list that are reserved for forced blocks, even if such blocks do not exist.
 std::int64_t kept_places(const BlockChoice& choice) {
   return choice.initial + std::max<std::int64_t>(0, choice.local_end - std::max(choice.initial, choice.local_begin));
 }
@@ -26,8 +26,8 @@ void add_block_scores(const Nsa& nsa, const float* a, std::int64_t visible, floa
     for (std::int64_t j = 0; j < visible; ++j) scores[j] += a[j];
     return;
   }
-  const std::int64_t parts = nsa.length / nsa.stride;       // a compressed block is so many strides long
-  const std::int64_t block_parts = nsa.block / nsa.stride;  // and a selection block so many
+  const std::int64_t parts = nsa.length / nsa.stride;       // strides in a compressed block
+  const std::int64_t block_parts = nsa.block / nsa.stride;  // strides in a selection block
   for (std::int64_t j = 0; j < visible; ++j) {
     for (std::int64_t part = j; part < j + parts;) {
       const std::int64_t block = part / block_parts;
@@ -52,7 +52,7 @@ void raise_key_blocks(const Nsa& nsa, const float* keys, std::int64_t visible, f
   for (std::int64_t begin = 0; begin < visible; begin += nsa.compressed_block, ++scores) {
     const std::int64_t end = std::min(visible, begin + nsa.compressed_block);
     float largest = *scores;
-    for (std::int64_t j = begin; j < end; ++j) largest = keys[j] > largest ? keys[j] : largest;  // no NaN is
+    for (std::int64_t j = begin; j < end; ++j) largest = keys[j] > largest ? keys[j] : largest;  // NaN never is
     *scores = largest;
   }
 }

@@ -10,7 +10,7 @@ std::int64_t tokens_of(const Problem& problem, const Bindings& bindings, std::in
   return begins[batch + 1] - begins[batch];
 }
 
-/// 0 for a dimension of one element, which may have any stride.
+/// The stride of a dimension in bytes; 0 for one element, where the stride may be any number.
 std::ptrdiff_t bytes(const Tensor& tensor, std::size_t dimension) {
   return tensor.shape[dimension] > 1 ? tensor.strides[dimension] * static_cast<std::ptrdiff_t>(size_of(tensor.dtype))
                                      : 0;

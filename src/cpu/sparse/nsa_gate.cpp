@@ -14,7 +14,7 @@
 namespace tessera::cpu {
 namespace {
 
-constexpr std::int64_t kRows = 64;  // of a head, a unit of work
+constexpr std::int64_t kRows = 64;  // rows of a head in a unit of work
 constexpr std::int64_t kBranches = detail::kNsaBranches;
 constexpr std::int64_t kColumns = padded(kBranches);  // of products with gate weights
 
@@ -35,8 +35,8 @@ struct Buffers {
     transposed = arena.take<float>(width, kColumns);
   }
   float *sums, *branches;  // rows of O
-  float* gates;            // (rows, columns), of a backward gradients of logits too
-  float *q = nullptr, *weight = nullptr, *transposed = nullptr;  // weight: rows are branches, those behind them 0
+  float* gates;            // (rows, columns); the backward replaces them by their gradients
+  float *q = nullptr, *weight = nullptr, *transposed = nullptr;  // weight: a row for each branch, then zeros
 };
 
 std::size_t thread_bytes(const Problem& problem) {
@@ -53,14 +53,14 @@ std::int64_t all_rows(const Problem& problem) {
   return problem.q_layout == Layout::varlen ? problem.total_q : problem.batch * problem.seqlen_q;
 }
 
-/// What a run has in its workspace.
+/// The workspace of a run.
 struct Workspace {
   Workspace(Arena& arena, const detail::PlanState& state) {
     const Problem& p = state.problem;
     if (keeps_logit_gradients(p)) logits = arena.take<float>(all_rows(p), p.heads_q, kBranches);
     threads = arena.take<std::byte>(state.target.threads, thread_bytes(p));
   }
-  float* logits = nullptr;  // gradients of what the sigmoids are of: (rows, heads, branches)
+  float* logits = nullptr;  // gradients of the sigmoids' arguments: (rows, heads, branches)
   std::byte* threads;
 };
 
@@ -98,7 +98,7 @@ class Rows {
       const float* gates = b_.gates + i * kColumns;
       for (std::int64_t x = 0; x < kBranches; ++x) {
         float* row = b_.branches + x * width_v_;
-        if (gates[x] == 0.0F) {  // a branch that is shut may hold anything
+        if (gates[x] == 0.0F) {  // the output of a branch whose gate is 0 may be anything
           std::fill_n(row, width_v_, 0.0F);
         } else {
           kernels_.load_row(p_.v_type, parts_[x].at(first_ + i, head_), p_.head_dim_v, 1.0F, row, width_v_);
@@ -110,7 +110,7 @@ class Rows {
     }
   }
 
-  /// `logits`: those of row 0 of the sequence.
+  /// `logits`: the gradients of the logits, from row 0 of the sequence on.
   void backward(float* logits) const {
     find_gates();
     const RowView dout = rows_of(p_, bindings_[Slot::dout], sequence_);
@@ -194,7 +194,7 @@ class Rows {
   RowView parts_[kBranches], gradients_[kBranches];
 };
 
-/// Sequences as rows see them: of packed tokens one, whose rows end where the last sequence does.
+/// The sequences as Rows sees them: packed tokens are one, which ends where the last sequence does.
 struct Batches {
   Batches(const Problem& problem, const Bindings& bindings)
       : packed(problem.q_layout == Layout::varlen),
@@ -204,7 +204,7 @@ struct Batches {
   std::int64_t count, rows;
 };
 
-/// The gradient of a head's gate weights: rows of all sequences, in order.
+/// Computes the gradient of a head's gate weights: sums over the rows of all sequences, in order.
 void weight_gradient(const Problem& p, const Bindings& bindings, const Kernels& kernels, const Batches& batches,
                      std::int64_t head, const float* logits, const Buffers& buffers) {
   const std::int64_t width = padded(p.head_dim_qk);

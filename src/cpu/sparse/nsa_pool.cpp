@@ -13,9 +13,9 @@
 namespace tessera::cpu {
 namespace {
 
-constexpr std::int64_t kBlocks = 16;      // of a unit of work of the forward, and of a product
-constexpr std::int64_t kTokens = 256;     // of a unit of work of the gradient of tokens
-constexpr std::int64_t kMatrixRows = 64;  // of a unit of work of the gradient of a projection
+constexpr std::int64_t kBlocks = 16;      // blocks of a unit of work of the forward, and of a product
+constexpr std::int64_t kTokens = 256;     // tokens of a unit of work of the gradient of tokens
+constexpr std::int64_t kMatrixRows = 64;  // rows of a unit of work of the gradient of a projection
 
 /// A thread's memory; rows are padded to `width` floats.
 struct Buffers {
@@ -64,7 +64,7 @@ class Head {
         b_(buffers),
         width_(padded(side.dim)) {}
 
-  /// Compressed keys [first, first + count).
+  /// Computes compressed keys [first, first + count).
   void pool(std::int64_t first, std::int64_t count) const {
     const Tensor& pooled = bindings_[side_.pooled];
     const RowView to = pooled_rows_of(p_, pooled, sequence_);
@@ -81,7 +81,7 @@ class Head {
     }
   }
 
-  /// Gradients of tokens [begin, end): of every block that a token is in, in order.
+  /// Computes the gradients of tokens [begin, end): sums, in order, over the blocks that contain a token.
   void token_gradients(std::int64_t begin, std::int64_t end) const {
     const std::int64_t length = p_.nsa.length, stride = p_.nsa.stride;
     std::fill_n(b_.tokens, (end - begin) * width_, 0.0F);
@@ -126,7 +126,7 @@ class Head {
     for (std::int64_t c = 0; c < count; ++c) sum[c] += row[c];
   }
 
-  /// Columns [begin, begin + columns) of the means of blocks, a row each, padded.
+  /// Computes columns [begin, begin + columns) of the means of blocks, a padded row for each block.
   void means(std::int64_t first, std::int64_t count, std::int64_t begin, std::int64_t columns, float* to) const {
     const Tensor& tokens = bindings_[side_.tokens];
     const KeyView from = keys_of(p_, bindings_, tokens, 0, sequence_.batch);
@@ -150,7 +150,7 @@ class Head {
     kernels_.load_rows(gradient.dtype, from.at(first, head_), from.row, count, side_.dim, 1.0F, to, width_);
   }
 
-  /// Gradients of the means of blocks.
+  /// Returns the gradients of the means of blocks.
   const float* load_gradients(std::int64_t first, std::int64_t count) const {
     load_pooled_gradients(first, count, b_.blocks);
     if (!p_.nsa.project) return b_.blocks;
@@ -159,7 +159,7 @@ class Head {
     return b_.products;
   }
 
-  /// With zeros behind its rows too.
+  /// Loads the projection, with zeros behind its columns and rows.
   void load_projection() const {
     const Tensor& matrix = bindings_[side_.projection];
     const auto element = static_cast<std::ptrdiff_t>(size_of(matrix.dtype));
@@ -168,7 +168,7 @@ class Head {
     std::fill(b_.matrix + side_.dim * width_, b_.matrix + width_ * width_, 0.0F);
   }
 
-  static constexpr std::int64_t kRowsAtOnce = 16;  // of tokens that are loaded and added up, so few that they stay near
+  static constexpr std::int64_t kRowsAtOnce = 16;  // tokens that are loaded at once, so few that they stay in L1
 
   const Problem& p_;
   const Bindings& bindings_;
@@ -210,7 +210,7 @@ void pool_unit(const Run& run, std::int64_t index, std::int64_t parts, const Buf
   }
 }
 
-/// Rows [begin, end) of the gradient of one projection: of all sequences, one after another.
+/// Computes rows [begin, end) of the gradient of one projection, summed over all sequences in order.
 void projection_unit(const Run& run, const detail::PoolSide& side, std::int64_t head, std::int64_t begin,
                      const Buffers& buffers) {
   const std::int64_t end = std::min(begin + kMatrixRows, side.dim);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The operation `nsa_select`: scores of blocks by their compressed keys and the best of them for each tile of queries,
-// in one pass over the keys for some rows at a time (docs/nsa.md; Yuan et al. 2025, equations 8 to 12).
+// The operation `nsa_select`: scores blocks by their compressed keys and selects the best ones for each tile of
+// queries, in one pass over the keys for several rows at a time (docs/nsa.md; Yuan et al. 2025, equations 8 to 12).
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -15,9 +15,9 @@
 namespace tessera::cpu {
 namespace {
 
-constexpr std::int64_t kPanelRows = 24;  // scoring rows times heads that meet the keys together: a multiple of 6 and 12
+constexpr std::int64_t kPanelRows = 24;  // scoring rows times heads of one product with keys: a multiple of 6 and 12
 constexpr std::int64_t kKeys = 64;       // compressed keys of a product
-constexpr std::int64_t kUnitRows = 96;   // of a unit of work, or one tile
+constexpr std::int64_t kUnitRows = 96;   // scoring rows times heads of a unit of work, or one tile
 constexpr float kNothing = -std::numeric_limits<float>::infinity();
 
 std::int64_t most_blocks(const Problem& p) { return detail::compressed_blocks(p.nsa, p.kv.seqlen); }
@@ -80,7 +80,7 @@ struct ScoringRow {
   std::int64_t visible;          // compressed keys
 };
 
-/// Consecutive tiles of the queries that share lists, in one sequence.
+/// Consecutive tiles of queries in one sequence, for the heads that share a list.
 class Tiles {
  public:
   Tiles(const Problem& problem, const Bindings& bindings, const Kernels& kernels, const Sequence& queries,
@@ -98,7 +98,7 @@ class Tiles {
     if (const Tensor& offsets = bindings[Slot::q_offset]) offset_ = offsets.as<const std::int64_t>()[queries.batch];
   }
 
-  /// Lists of tiles [begin, end), which have rows.
+  /// Writes the lists of tiles [begin, end), each of which has rows.
   void run(std::int64_t begin, std::int64_t end, detail::Workers& workers) const {
     ScoringRow panel[kPanelRows];
     std::int64_t count = 0;
@@ -117,7 +117,7 @@ class Tiles {
     finish_panel(panel, count);
   }
 
-  /// A tile behind the end of the sequence.
+  /// Writes the empty lists of a tile behind the end of the sequence.
   void write_empty(std::int64_t tile) const {
     std::fill_n(b_.indices, nsa_.top, -1);
     write_list(tile, 0, Slot::selected_counts, Slot::selected_indices, b_.indices, nsa_.top);
@@ -127,7 +127,7 @@ class Tiles {
   }
 
  private:
-  /// Of the row that scores.
+  /// The position of a scoring row.
   [[nodiscard]] std::int64_t position(std::int64_t tile, std::int64_t row) const {
     const std::int64_t first = offset_ + tile * nsa_.tile;
     return nsa_.reduce == TileReduce::mean ? first + nsa_.tile - 1 : first + row;
@@ -144,7 +144,7 @@ class Tiles {
     for (std::int64_t i = 0; i < count; ++i) finish_row(panel[i], b_.products + i * padded_blocks(p_));
   }
 
-  /// The row that scores, times the scale.
+  /// Loads a scoring row, times the scale.
   void load_query(const ScoringRow& of, float* to) const {
     const Tensor& q = bindings_[Slot::q];
     const RowView from = rows_of(p_, q, queries_);
@@ -186,7 +186,7 @@ class Tiles {
     if (nsa_.compressed_top > 0) score_key_blocks(of, products);
     if (of.head + 1 < shared_heads(p_)) return;
     for (std::int64_t block = 0; block < candidates; ++block) {
-      if (b_.row_scores[block] > b_.tile_scores[block]) b_.tile_scores[block] = b_.row_scores[block];  // no NaN is
+      if (b_.row_scores[block] > b_.tile_scores[block]) b_.tile_scores[block] = b_.row_scores[block];  // NaN never is
     }
     const std::int64_t first = of.tile * nsa_.tile;
     if (of.row + 1 < std::min(scoring_rows(nsa_), queries_.q_length - first)) return;
@@ -199,8 +199,8 @@ class Tiles {
                           choose_blocks(choice, b_.key_block_scores, b_.key_block_order, b_.key_block_indices));
   }
 
-  /// What a head's products, or probabilities, add to the scores of compressed keys, and with the last head to those
-  /// of their blocks.
+  /// Adds a head's products, or probabilities, to the scores of compressed keys. With the last head it also raises the
+  /// scores of their blocks.
   void score_key_blocks(const ScoringRow& of, const float* a) const {
     if (of.row == 0 && of.head == 0) {
       std::fill_n(b_.key_block_scores, detail::ceil_div(visible_at_end(of.tile), nsa_.compressed_block), kNothing);
@@ -210,13 +210,13 @@ class Tiles {
     if (of.head + 1 == shared_heads(p_)) raise_key_blocks(nsa_, b_.key_scores, of.visible, b_.key_block_scores);
   }
 
-  /// Compressed keys that the last of a tile's scoring rows sees.
+  /// How many compressed keys the last scoring row of a tile sees.
   [[nodiscard]] std::int64_t visible_at_end(std::int64_t tile) const {
     const std::int64_t rows = std::min(scoring_rows(nsa_), queries_.q_length - tile * nsa_.tile);
     return visible_blocks(nsa_, position(tile, rows - 1), keys_.blocks);
   }
 
-  /// Probabilities of what is seen.
+  /// Replaces the products with visible keys by their softmax.
   void normalise(float* a, std::int64_t visible) const {
     float maximum = kNothing;
     for (std::int64_t j = 0; j < visible; ++j) maximum = std::max(maximum, a[j]);
@@ -271,7 +271,7 @@ void run(const detail::PlanState& state, const Bindings& bindings, const Resourc
     Arena own(memory + static_cast<std::size_t>(thread) * bytes);
     const Buffers buffers(own, p);
     queue.drain([&](std::int64_t index) {
-      // The last tiles see most and go first.
+      // The last tiles see the most keys, so they go first.
       const std::int64_t unit = units - 1 - index / heads / p.batch;
       const Sequence queries = find_query_rows(p, bindings, index / heads % p.batch);
       const CompressedSequence keys = find_compressed(p, bindings, queries.batch, first_blocks);

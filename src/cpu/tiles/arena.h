@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Hands out 64-byte aligned pieces of a workspace. Over a null base it only counts, so that one layout function both
-// plans the size and places the buffers.
+// Takes 64-byte aligned buffers from a workspace. With a null base it only counts bytes, so that one layout function
+// both plans the size and places the buffers.
 #pragma once
 
 #include <cstddef>
@@ -13,7 +13,7 @@ class Arena {
  public:
   explicit Arena(std::byte* base = nullptr) : base_(base) {}
 
-  /// An array of these sizes. Throws Error{overflow} when its bytes, or those of the arena with it, do not fit 64 bits.
+  /// Takes an array of these sizes. Throws Error{overflow} if its bytes, or the whole arena's, do not fit 64 bits.
   template <class T, class... Sizes>
   T* take(Sizes... sizes) {
     const std::size_t at = used_;

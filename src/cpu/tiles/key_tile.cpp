@@ -87,13 +87,13 @@ bool KeyTiles::collect(const Sequence& sequence, const QueryTile& queries, KeyTi
 std::int64_t KeyTiles::skip(const Sequence& sequence, const QueryTile& queries, std::int64_t from,
                             std::int64_t end) const {
   const Segment& first = sequence.segments[0];
-  // With one segment, tiles before the window or the chunk need no look.
+  // With one segment, tiles before the window or the chunk are skipped.
   if (!problem_.kv2 && (problem_.window.left || problem_.chunk > 0)) {
     const std::int64_t low = visible_keys(problem_, queries.first_position).low - first.position;
     if (low > 0) from = std::max(from, std::min(end, low / tile_kv_));
   }
-  if (!problem_.kv2 && has_window(problem_)) {                                     // nor do tiles behind it
-    const std::int64_t high = visible_keys(problem_, queries.last_position).high;  // perhaps the largest number
+  if (!problem_.kv2 && has_window(problem_)) {                                     // and tiles behind it
+    const std::int64_t high = visible_keys(problem_, queries.last_position).high;  // may be the largest number
     if (high < first.position + from * tile_kv_) return end;
   }
   if (!problem_.kv2 && list_.active() && from < end) {
@@ -123,7 +123,7 @@ void KeyTiles::load(const Kernels& kernels, const Sequence& sequence, std::int64
     const Span& span = tile.spans[s];
     const Segment& source = sequence.segments[static_cast<std::size_t>(span.segment)];
     const std::int64_t end = span.row + span.count;
-    // Rows in a row that are not there yet; mostly there are none.
+    // Loads runs of rows that are not loaded yet; mostly there are none.
     for (std::int64_t row = tile.next_row(false, span.row, end), past = 0; row < end;
          row = tile.next_row(false, past, end)) {
       past = tile.next_row(true, row, end);

@@ -11,7 +11,7 @@ std::int64_t int_at(const Tensor& tensor, std::int64_t index) {
   return tensor.dtype == DType::int64 ? tensor.as<std::int64_t>()[at] : tensor.as<std::int32_t>()[at];
 }
 
-// 0 for a dimension of one element, which may have any stride, one that does not fit in bytes too.
+// The stride of a dimension in bytes; 0 for one element, where the stride may be any number, even too large for bytes.
 std::ptrdiff_t bytes(const Tensor& tensor, int dimension) {
   const auto at = static_cast<std::size_t>(dimension);
   return tensor.shape[at] > 1 ? tensor.strides[at] * static_cast<std::ptrdiff_t>(size_of(tensor.dtype)) : 0;
@@ -81,7 +81,7 @@ std::ptrdiff_t stride_of(const Tensor& tensor, int dimension) {
   return tensor.shape[at] > 1 ? tensor.strides[at] : 0;
 }
 
-/// Descales of a sequence's rows, which begin at token `first` of packed ones.
+/// Descales of a sequence's rows. `first`: the sequence's first token, if rows are packed.
 DescaleView descales_of(const Problem& problem, const Tensor& tensor, bool packed, std::int64_t batch,
                         std::int64_t first) {
   DescaleView view;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where the rows of one sequence are: lengths, positions and addresses, whatever the layout (dense, varlen, paged).
-// Bindings are validated before they get here.
+// Finds the rows of one sequence: lengths, positions and addresses in every layout (dense, varlen, paged). Bindings are
+// validated before.
 #pragma once
 
 #include <algorithm>
@@ -41,19 +41,18 @@ struct KeyView {
     if (pages == nullptr) return base + index * row + h * head;
     return base + pages[index / page_size] * page + index % page_size * row + h * head;
   }
-  /// How many of `count` keys from `index` on lie `row` bytes apart.
+  /// How many of `count` keys from `index` on are `row` bytes apart.
   [[nodiscard]] std::int64_t run(std::int64_t index, std::int64_t count) const {
     return pages == nullptr ? count : std::min(count, page_size - index % page_size);
   }
 };
 
-/// Descales of 8-bit keys of one segment of one sequence, or of its query rows; without a base elements are what they
-/// say.
+/// Descales of 8-bit keys of one segment of one sequence, or of its query rows. Without a base every descale is 1.
 struct DescaleView {
   const float* base = nullptr;
-  std::ptrdiff_t step = 0;  // elements from one row's or block's to the next's
+  std::ptrdiff_t step = 0;  // elements between the descales of two rows or blocks
   std::ptrdiff_t head = 0;
-  std::int64_t block = 1;               // rows that share one
+  std::int64_t block = 1;               // rows that share a descale
   const std::int32_t* pages = nullptr;  // as in KeyView
   std::int64_t page_size = 1;
   std::ptrdiff_t page = 0;
@@ -79,7 +78,7 @@ struct Sequence {
   std::int64_t q_first = 0;          // varlen: token of row 0; dense: batch · seqlen_q
   std::int64_t q_position = 0;       // of row 0
   DescaleView q_descale;             // by group or head: see find_sequence
-  std::int64_t q_descale_heads = 1;  // query heads that share one
+  std::int64_t q_descale_heads = 1;  // query heads that share a descale
   const float* k_mean = nullptr;     // (hkv, d) of the sequence, added to every key
   std::ptrdiff_t k_mean_head = 0;
   std::array<Segment, 2> segments;
@@ -100,7 +99,7 @@ ScalarView scalars_of(const Problem& problem, const Tensor& tensor, const Sequen
 KeyView keys_of(const Problem& problem, const Bindings& bindings, const Tensor& tensor, int segment,
                 std::int64_t batch);
 
-/// Keys [first, first + count) of a head in fp32, rows padded to the internal width.
+/// Loads keys [first, first + count) of a head in fp32, into rows padded to the internal width.
 void load_keys(const Kernels& kernels, const KeyView& view, DType dtype, std::int64_t dim, std::int64_t first,
                std::int64_t count, std::int64_t head, float* target);
 /// Multiplies such rows by their descales and adds `mean` (dim), if there is one.

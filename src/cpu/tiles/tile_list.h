@@ -44,7 +44,7 @@ class TileListReader {
   bool has_full_ = false;
   std::int64_t heads_divisor_ = 1;
   Entries partial_, full_;
-  const std::uint32_t* must_do_ = nullptr;  // of a skip state: words for every row, or nullptr
+  const std::uint32_t* must_do_ = nullptr;  // of a skip state: words for all rows, or nullptr
   const std::uint32_t* must_skip_ = nullptr;
 };
 

@@ -13,16 +13,16 @@ namespace tessera::cpu {
 struct Tiling {
   std::int64_t heads_a_tile;  // 1, or the whole group when its heads share one K/V tile
   std::int64_t head_tiles;
-  std::int64_t tiles_a_unit;  // head tiles that walk the keys together: more than one only where all_decode
+  std::int64_t tiles_a_unit;  // head tiles that walk the keys together; 1 unless all_decode
   std::int64_t head_units;
-  bool all_decode;             // every strip has few queries, which read keys where they lie (decode_unit.h)
-  std::int64_t rows;           // query rows of a strip, a head
+  bool all_decode;             // every strip has few queries and reads keys in place (decode_unit.h)
+  std::int64_t rows;           // query rows of a strip, per head
   std::int64_t block_rows;     // rows of a list's block, or `rows` without lists
-  std::int64_t block_strips;   // strips a block
-  std::int64_t strip_columns;  // queries of a strip, all its heads, padded to whole panels
+  std::int64_t block_strips;   // strips per block
+  std::int64_t strip_columns;  // queries of a strip with all its heads, padded to whole panels
   std::int64_t strips;         // strips that walk the keys together
-  std::int64_t unit_strips;    // strips of a unit: `strips`, or a whole block's, one after another, for its masses
-  std::int64_t row_units;      // units a sequence of capacity length
+  std::int64_t unit_strips;    // strips of a unit: `strips`, but with masses at least a whole block, one by one
+  std::int64_t row_units;      // units that cover the rows of the longest sequence
   std::int64_t splits;
   std::int64_t tile_kv;
   std::int64_t key_tiles;  // of the longest sequence
@@ -31,19 +31,19 @@ struct Tiling {
 
 Tiling tiling_of(const detail::PlanState& state);
 
-/// Whether sequences of few queries may read keys where they lie: no weight becomes 0 after the scores, no one else
-/// looks at keys or weights, and rows need no padding.
+/// Whether sequences of few queries may read keys in place: there are no mask callable, dropout or masses, and rows
+/// need neither dequantising nor padding.
 bool reads_in_place(const detail::PlanState& state);
 
-/// Whether tiles are weighed: for masses, a next list or a skip state.
+/// Whether masses of tiles are gathered: as outputs, for a next list or for a skip state.
 inline bool gathers_mass(const Problem& problem) {
   return problem.mass != MassKind::none || problem.next != TileList::Form::none || problem.skip;
 }
 
-/// Query rows of all sequences by capacity: rows of LSE-shaped workspace a head.
+/// The query rows of all sequences, unused ones included: the rows per head of an LSE-shaped workspace.
 std::int64_t total_rows(const Problem& problem);
-/// Queries, or keys of all sources, that a sequence can have: no more than a packed tensor has tokens, however generous
-/// the longest length.
+/// The most queries, or keys of all sources, that a sequence can have: the longest length, but no more than a packed
+/// tensor has tokens.
 std::int64_t most_queries(const Problem& problem);
 std::int64_t most_keys(const Problem& problem);
 

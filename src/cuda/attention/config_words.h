@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What people call a forward's configuration, behind the name of the kernel that has it.
+// The words for a forward's configuration that follow the name of its kernel.
 #pragma once
 
 #include <string>

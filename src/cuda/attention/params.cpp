@@ -19,7 +19,7 @@ const T* pointer(const Tensor& tensor) {
   return tensor ? tensor.as<T>() : nullptr;
 }
 
-// A dimension of one element may have any.
+// A dimension of one element may have any stride, which is replaced by 0.
 i64 stride_of(const Tensor& tensor, std::size_t dimension) {
   return tensor.shape[dimension] > 1 ? tensor.strides[dimension] : 0;
 }

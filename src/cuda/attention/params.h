@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// From a problem's bindings to what a forward kernel is given.
+// Builds the parameters of a forward kernel from a problem's bindings.
 #pragma once
 
 #include <span>
@@ -12,12 +12,12 @@ namespace tessera::cuda {
 
 bool is_paged(const KvSource& source);
 
-/// Throws Error{unsupported} for a row stride of one of `slots` whose bytes 32 bits do not hold.
+/// Throws Error{unsupported} if a row stride of one of `slots`, in bytes, does not fit into 32 bits.
 void check_row_strides(const Bindings& bindings, std::span<const Slot> slots);
 
-/// Elements between batches (0 for packed sequences), rows and heads of (batch, row, head, dim) or (row, head, dim).
+/// Strides of batches (0 for packed sequences), rows and heads of (batch, row, head, dim) or (row, head, dim).
 Strides row_strides(const Tensor& tensor);
-/// The same of (batch, head, row) or (head, row).
+/// The same for (batch, head, row) or (head, row).
 Strides lse_strides(const Tensor& tensor);
 /// The first (0) or second (1) source of keys.
 KvParams kv_params(const KvSource& source, const Bindings& bindings, int segment);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The row cuda.kv_append of the table: new tokens into a cache, with rotary embedding.
+// The row cuda.kv_append of the table: appends new tokens to a cache, with rotary embedding.
 #include <algorithm>
 #include <limits>
 
@@ -39,7 +39,7 @@ AppendConfig config_of(const Problem& p) {
   config.rotation = p.append.rotary == Rotary::half          ? Rotation::half
                     : p.append.rotary == Rotary::interleaved ? Rotation::interleaved
                                                              : Rotation::none;
-  // Rows begin at multiples of 16 bytes; so must their parts, of 8 elements each.
+  // Rows begin at multiples of 16 bytes. So must their parts of 8 elements.
   const bool wide = p.head_dim_qk % 8 == 0 && p.head_dim_v % 8 == 0 && p.append.rotary_dim % 16 == 0;
   config.width = wide ? 8 : 1;
   return config;

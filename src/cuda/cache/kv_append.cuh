@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// New keys and values to their places in a cache, dense or paged, with optional rotary embedding (Su et al. 2021,
-// RoFormer) of the new keys, and of the queries at the same positions. A block takes one token of all heads. Tokens
-// that the cache has no room for are not written; page ids are clamped.
+// Copies new keys and values to their places in a cache, dense or paged, with optional rotary embedding (Su et al.
+// 2021, RoFormer) of the new keys, and of the queries at the same positions. A thread block takes all heads of one
+// token. A token for which the cache has no room is not written; page ids are clamped.
 #pragma once
 
 #include "cuda/attention/kv/sequence.cuh"
@@ -21,7 +21,7 @@ struct KvAppend {
     const Extent tokens = find_extent(p.cu_seqlens_q, p.seqused_q, batch, p.seqlen_q, p.total_q);
     if (row >= tokens.length) return;
     const int before = p.kv.seqused[batch];
-    // Lengths below 0 and sums beyond 2^31 leave the cache's capacity too.
+    // There is no room either if the length is negative. The comparison cannot overflow.
     const bool has_room = before >= 0 && before < p.kv.capacity - row;
     const KvAppend token{p, has_room ? before + row : 0};
     const i64 new_row = tokens.first + row;
@@ -45,7 +45,7 @@ struct KvAppend {
                      const_cast<void*>(p.kv.v), page * v.batch + row * v.row, v.head, p.heads_kv, p.dv);
   }
 
-  /// The page of `position`, or the sequence of a dense cache; −1 where the table has no such entry.
+  /// The page of `position`, or the sequence of a dense cache; −1 if the table has no such entry.
   __device__ __forceinline__ i64 page_of(int batch) const {
     if (p.kv.page_table == nullptr) return batch;
     const int entry = position / static_cast<int>(p.kv.page_size.value);
@@ -60,7 +60,7 @@ struct KvAppend {
     return page_in_pool(table[entry], p.kv.pages);
   }
 
-  /// One row of each head. Offsets and strides in elements.
+  /// Copies one row of each head. Offsets and strides are in elements.
   template <Element type, bool rotates>
   __device__ __forceinline__ void move(const void* from, i64 from_at, i64 from_head, void* to, i64 to_at, i64 to_head,
                                        int heads, int columns) const {
@@ -85,7 +85,7 @@ struct KvAppend {
     }
   }
 
-  /// `width` pairs from `pair` on.
+  /// Rotates `width` pairs from `pair` on.
   template <Element type>
   __device__ __forceinline__ void rotate(const char* source, char* target, int pair) const {
     constexpr int size = bytes_of(type);

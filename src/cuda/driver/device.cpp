@@ -52,7 +52,7 @@ const std::vector<Device>& known_devices() {
   return devices;
 }
 
-/// Retained once and kept: releasing the last reference would destroy what other users of the context hold.
+/// The context is retained once and never released: to release the last reference would destroy what others have in it.
 ContextHandle primary_context(int index) {
   static std::mutex mutex;
   static std::vector<ContextHandle> contexts;
@@ -68,8 +68,8 @@ ContextHandle primary_context(int index) {
   return contexts[at];
 }
 
-// The device of the thread's current context, −1 without one. For the devices of one driver, handle and index are the
-// same number. Asking for the device of no context would be an error, which tools that watch the driver report.
+// The device of the thread's current context, −1 without one. A device's handle and index are the same number. The
+// context is tested first, because tools that watch the driver report the error of cuCtxGetDevice without a context.
 DeviceHandle device_of_context(const Driver& d) {
   ContextHandle context = nullptr;
   if (d.context_current(&context) != kSuccess || context == nullptr) return -1;

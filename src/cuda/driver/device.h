@@ -11,14 +11,14 @@
 
 namespace tessera::cuda {
 
-/// Facts of one device, read once. Throws Error{unsupported} without a driver, Error{invalid_argument} for an index
-/// that there is not.
+/// The properties of a device, read once. Throws Error{unsupported} without a driver, Error{invalid_argument} if there
+/// is no device of this index.
 const Device& device(int index);
-/// Device of the calling thread's current context; 0 when it has none.
+/// The device of the calling thread's current context; 0 if there is none.
 int current_device();
 
-/// While it lives, the calling thread's current context is one of device `index`: the one that is current already if
-/// it is, else the device's primary context, which the CUDA runtime, PyTorch and others share.
+/// While this object lives, the calling thread's current context belongs to device `index`. If the current context does
+/// not, the device's primary context becomes current, which the CUDA runtime, PyTorch and others share.
 class CurrentContext {
  public:
   explicit CurrentContext(int index);
@@ -30,17 +30,17 @@ class CurrentContext {
   bool pushed_ = false;
 };
 
-/// Whether a stream of the current context is being captured into a graph. Also if the driver does not tell: the legacy
-/// default stream answers with an error while a stream that waits for it is captured.
+/// Whether a stream of the current context is being captured into a graph. An error of the driver counts as yes: the
+/// legacy default stream gives one while a stream that synchronizes with it is captured.
 bool is_capturing(void* stream);
-/// What no other stream of the process ever has. A handle may come back with another stream once it is destroyed, and
-/// the default streams of all threads share one. nullopt where the driver does not tell.
+/// An id that no other stream of the process ever has. A handle, in contrast, may be reused after its stream is
+/// destroyed, and the per-thread default streams of all threads share one handle. nullopt if the driver gives no id.
 std::optional<std::uint64_t> stream_id(void* stream);
 
-/// Device memory of a device's context, at least 256-byte aligned. nullptr for 0 bytes. Throws std::bad_alloc when
-/// there is no more.
+/// Allocates device memory in a device's context, at least 256-byte aligned. Returns nullptr for 0 bytes. Throws
+/// std::bad_alloc if there is not enough memory.
 void* allocate(int index, std::size_t bytes);
-/// Waits for what uses it. Never throws: at the end of a process the driver may be gone.
+/// Waits until the device no longer uses the memory. Never throws: at the end of a process the driver may be gone.
 void release(int index, void* memory) noexcept;
 
 inline DevicePointer address(const void* memory) noexcept { return reinterpret_cast<DevicePointer>(memory); }

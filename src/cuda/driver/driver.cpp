@@ -10,11 +10,11 @@
 namespace tessera::cuda {
 namespace {
 
-// The last is WSL's, which is in no loader path.
+// The last is that of WSL, which is not in the loader's path.
 constexpr const char* kNames[] = {"libcuda.so.1", "libcuda.so", "/usr/lib/wsl/lib/libcuda.so.1"};
 constexpr int kOldestVersion = 12000;
 
-/// "" or the first entry point that is missing.
+/// Returns the first entry point that is missing, or "".
 std::string bind(const Library& library, Driver& d) {
   std::string missing;
   const auto find = [&](const char* symbol, auto*& function) {

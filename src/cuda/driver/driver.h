@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The CUDA driver's entry points, found in libcuda at run time. Types follow its stable ABI (CUDA 12 and 13); no cuda.h
-// is needed to build.
+// The CUDA driver's entry points, found in libcuda at run time. Types follow its stable ABI (CUDA 12 and 13), so that
+// cuda.h is not needed to build.
 #pragma once
 
 #include <array>
@@ -95,7 +95,7 @@ struct Driver {
   Result (*stream_destroy)(StreamHandle);
   Result (*stream_synchronize)(StreamHandle);
   Result (*stream_capture_status)(StreamHandle, CaptureStatus*);
-  Result (*stream_id)(StreamHandle, unsigned long long*);  // nullptr where the driver has none
+  Result (*stream_id)(StreamHandle, unsigned long long*);  // nullptr if the driver lacks it
   Result (*capture_begin)(StreamHandle, int mode);
   Result (*capture_end)(StreamHandle, GraphHandle*);
   Result (*graph_instantiate)(GraphExecHandle*, GraphHandle, unsigned long long flags);
@@ -108,22 +108,22 @@ struct Driver {
   Result (*event_synchronize)(EventHandle);
   Result (*event_elapsed)(float* milliseconds, EventHandle begin, EventHandle end);
 
-  /// nullptr before CUDA 12 and with devices that have no tensor memory accelerator.
+  /// nullptr if the driver lacks it. It is there also with devices that have no tensor memory accelerator.
   Result (*tensor_map_encode_tiled)(TensorMap*, int data_type, std::uint32_t rank, void* address,
                                     const std::uint64_t* dims, const std::uint64_t* strides_bytes,
                                     const std::uint32_t* box, const std::uint32_t* element_strides, int interleave,
                                     int swizzle, int l2_promotion, int out_of_bounds_fill);
 };
 
-/// The driver, opened and initialised on the first call. Throws Error{unsupported}: where it was sought, what it lacks,
-/// or that it finds no device.
+/// The driver, opened and initialised on the first call. Throws Error{unsupported} with the reason if there is none, it
+/// lacks an entry point, it is too old, or cuInit fails.
 const Driver& driver();
 /// Whether driver() would succeed, and if not, why.
 const Driver* find_driver(std::string* why = nullptr);
-/// 0 without a driver.
+/// The driver's version, 0 without a driver.
 int driver_version_or_zero();
 
-/// Throws Error{internal} with the driver's words when `result` is not success. `what` names the entry point.
+/// Throws Error{internal} with the driver's message if `result` is not success. `what` names the entry point.
 void check(Result result, const char* what);
 /// "CUDA_ERROR_INVALID_VALUE (invalid argument)"
 std::string describe(Result result);

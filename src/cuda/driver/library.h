@@ -11,15 +11,15 @@ class Library {
   Library() = default;
   /// `name`: a path, or a name for the system's loader. Empty (false) when it cannot be opened; error() says why.
   explicit Library(const std::string& name);
-  /// One that this process has loaded already; empty otherwise.
+  /// The library if this process has loaded it already; empty otherwise.
   static Library already_loaded(const std::string& name);
 
   explicit operator bool() const noexcept { return handle_ != nullptr; }
   [[nodiscard]] const std::string& error() const noexcept { return error_; }
-  /// File that the loader found; the name asked for if it does not say.
+  /// The file that the loader has opened, or the requested name if that is unknown.
   [[nodiscard]] std::string path_of(const char* symbol) const;
 
-  /// Sets `function` to the symbol or nullptr; whether there is one.
+  /// Sets `function` to the symbol, or to nullptr if there is none. Returns whether there is one.
   template <class Function>
   bool find(const char* symbol, Function*& function) const noexcept {
     function = reinterpret_cast<Function*>(address(symbol));

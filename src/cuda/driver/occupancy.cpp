@@ -9,7 +9,8 @@
 namespace tessera::cuda {
 namespace {
 
-// The driver keeps so much for each block; a multiprocessor has as much more than a block may ask for.
+// The driver reserves this much shared memory for each block, and a multiprocessor has this much more than a block may
+// request.
 constexpr int kReserved = 1024;
 
 }  // namespace

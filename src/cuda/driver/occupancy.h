@@ -8,10 +8,10 @@
 
 namespace tessera::cuda {
 
-/// Blocks of so many bytes that the shared memory of a multiprocessor has room for.
+/// How many blocks of `bytes` bytes fit into the shared memory of a multiprocessor.
 int blocks_that_fit(int bytes, const Target& target);
-/// What a block of so many bytes asks for: on an emulated chip, whose multiprocessors may have room for fewer blocks
-/// than the present one's, so much more that no more of them share a multiprocessor here.
+/// How many bytes a block of `bytes` bytes requests. A multiprocessor of the present device may have room for more
+/// blocks than one of an emulated target. Then the request is larger, so that as few blocks share one here.
 std::size_t bytes_to_ask_for(std::size_t bytes, const Target& target);
 
 }  // namespace tessera::cuda

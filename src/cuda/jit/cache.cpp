@@ -37,8 +37,8 @@ std::string version_of(const Compiler& compiler) {
   return std::to_string(compiler.major) + "." + std::to_string(compiler.minor);
 }
 
-/// Version of the compiler that would be used, without opening it where the cache remembers its version: that takes
-/// tens of milliseconds. "" when there is none: then whatever compiler made an entry will do.
+/// The version of the compiler that would be used. If the cache remembers it, the compiler is not opened, which would
+/// take tens of milliseconds. "" if there is no compiler: then entries of any compiler are accepted.
 std::string find_expected_compiler(const DiskCache& disk) {
   const int driver_major = driver_version_or_zero() / 1000;
   for (const NvrtcFile& file : nvrtc_files().files) {
@@ -55,7 +55,7 @@ std::string find_expected_compiler(const DiskCache& disk) {
   }
 }
 
-/// The search asks the file system a hundred times: once for each setting is enough.
+/// The search makes a hundred file system calls, so its result is kept until the folder or the setting changes.
 std::string expected_compiler(const DiskCache& disk, const std::string& folder) {
   if (const Nvrtc* opened = opened_nvrtc()) return version_of(opened->compiler);
   struct Known {
@@ -73,7 +73,7 @@ std::string expected_compiler(const DiskCache& disk, const std::string& folder) 
   return known->compiler;
 }
 
-/// A driver loads code of its own major version's compilers, and of older ones.
+/// A driver loads code of compilers of its own major version and of older ones.
 bool driver_takes(const Compiled& compiled) {
   const int driver_major = driver_version_or_zero() / 1000;
   return driver_major == 0 || major_of(compiled.compiler) <= driver_major;
@@ -81,7 +81,7 @@ bool driver_takes(const Compiled& compiled) {
 
 Found find_further(const Digest& key, const KernelSource& source, const std::string& architecture) {
   const auto share = [](Compiled compiled) { return std::make_shared<const Compiled>(std::move(compiled)); };
-  // The embedded pack is as trustworthy as the code around it. A file may be damaged.
+  // The embedded pack is as trustworthy as the code around it, but a file may be damaged.
   if (!process().ignore_packs) {
     if (auto found = embedded_pack().find(key, Checksum::skip)) return {share(std::move(*found)), Origin::embedded};
     if (auto found = pack_in_use().pack.find(key, Checksum::verify); found && driver_takes(*found)) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// From a kernel's source to its cubin by the shortest way: this process, the packs, the disk, the
-// compiler.
+// Finds the cubin of a kernel's source in the first place that has it: this process, the packs, the disk cache, or else
+// the compiler.
 #pragma once
 
 #include <memory>
@@ -18,12 +18,13 @@ struct Found {
   Origin origin = Origin::process;
 };
 
-/// Safe from any thread: one compiles a source, others that want it wait. What the compiler makes is stored on disk; if
-/// that fails it is logged and used all the same. Throws what compile() throws; a later call tries again.
+/// Thread-safe: if several threads want a source, one compiles it and the others wait. A compiled kernel is stored on
+/// disk; if that fails, the failure is logged and the kernel is used nevertheless. Throws what compile() throws; a
+/// later call tries again.
 Found find_or_compile(const KernelSource& source, const std::string& architecture);
 
-/// For measurements and tests: forgets what this process holds, so that the next look-up goes further; and looks no
-/// longer into packs.
+/// For measurements and tests. forget_compiled() drops the kernels that this process holds, so that the next look-up
+/// goes to the packs, the disk or the compiler. After ignore_packs() packs are not looked into any more.
 void forget_compiled();
 void ignore_packs();
 

@@ -11,12 +11,12 @@ namespace {
 
 constexpr char kMagic[8] = {'T', 'S', 'R', 'K', 'E', 'R', 'N', '1'};
 
-/// Precedes the strings and the cubin; the checksum of all of it follows them. Little-endian, as every GPU host is.
+/// Precedes the strings and the cubin. A checksum of all of these follows. Little-endian, as all hosts of GPUs are.
 struct Head {
   char magic[8];
   Digest key;
   std::int32_t registers, spill_bytes, local_bytes, shared_bytes;
-  std::uint64_t name, compiler, log, cubin;  // bytes of each, in this order behind the head
+  std::uint64_t name, compiler, log, cubin;  // sizes in bytes; they follow the head in this order
 };
 static_assert(sizeof(Head) == 88);
 

@@ -13,8 +13,8 @@
 
 namespace tessera::cuda {
 
-/// Everything that decides the code, except which compiler makes it: texts of the headers that the source includes
-/// (includes.h), source text, architecture, options.
+/// A hash of everything that determines the code except the compiler: the texts of the headers that the source includes
+/// (includes.h), the source text, the architecture and the options.
 Digest kernel_key(const KernelSource& source, const std::string& architecture);
 
 std::vector<char> write_entry(const Digest& key, const std::string& name, const Compiled& compiled);
@@ -25,7 +25,7 @@ struct Entry {
   Compiled compiled;
 };
 enum class Checksum { verify, skip };
-/// nullopt when the bytes are no complete entry, or not what was written.
+/// nullopt if the bytes are not a complete entry, or if the checksum is verified and does not match.
 std::optional<Entry> read_entry(std::span<const char> bytes, Checksum checksum = Checksum::verify);
 
 }  // namespace tessera::cuda

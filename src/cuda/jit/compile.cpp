@@ -14,8 +14,8 @@
 namespace tessera::cuda {
 namespace {
 
-// Functions without an execution space are for the device: src/shared is plain C++ for the host.
-// --minimal leaves out textures, surfaces and device-side launches: 30 ms less for each compilation.
+// Functions without an execution space become device functions, because src/shared is plain C++ for the host.
+// --minimal leaves out textures, surfaces and device-side launches, which saves 30 ms in each compilation.
 constexpr const char* kOptions[] = {"--std=c++20", "--device-as-default-execution-space", "--minimal",
                                     "--ptxas-options=--verbose"};
 
@@ -48,7 +48,7 @@ std::string in_milliseconds(double seconds) {
   return text;
 }
 
-/// The number in front of `words`, 0 when they do not occur in the line.
+/// The number before `words`, or 0 if they do not occur in the line.
 int number_before(std::string_view line, std::string_view words) {
   const std::size_t at = line.find(words);
   if (at == std::string_view::npos || at == 0) return 0;
@@ -70,7 +70,7 @@ void for_each_line(std::string_view text, Visit visit) {
   }
 }
 
-/// `words`: the compiler's.
+/// `words`: the compiler's message.
 [[noreturn]] void refuse(const KernelSource& source, const std::string& architecture, const std::string& words) {
   for (const std::string& text : source.user_texts) {
     if (words.find(text) == std::string::npos) continue;
@@ -79,11 +79,12 @@ void for_each_line(std::string_view text, Visit visit) {
   throw Error(ErrorCode::internal, "kernel " + source.name + " for " + architecture, words, "source that it compiles");
 }
 
-/// The form of an architecture that this compiler knows. Family forms (sm_120f) came with 12.9; before it the plain
-/// form takes their place. Code of either runs on every chip of the same major version from that minor version on, 12.1
-/// too. Of our kernels' instructions only setmaxnreg wants the family form; kernels do without it (ptx/warpgroup.cuh),
-/// right and slow, and no plan chooses them there unless it is wished for (loader=tma_warp). Cache keys name what was
-/// asked for: which compiler made an entry is a part of its path, and its code runs on the same chips.
+/// The form of an architecture that this compiler knows. Family forms (sm_120f) came with NVRTC 12.9; older compilers
+/// get the plain form. Code of either form runs on chips of the same major version and the same or a higher minor
+/// version (sm_120 on 12.1). Of the instructions of our kernels only setmaxnreg needs the family form. Without it
+/// kernels are correct but slow (ptx/warpgroup.cuh), and no plan chooses them there unless the caller wishes it
+/// (loader=tma_warp). Cache keys have the architecture that was asked for. This is safe, because the compiler is a part
+/// of an entry's path, and both forms run on the same chips.
 std::string known_form(const std::string& architecture, const Compiler& compiler) {
   const bool knows_families = compiler.major > 12 || (compiler.major == 12 && compiler.minor >= 9);
   if (knows_families || !architecture.ends_with('f')) return architecture;
@@ -146,7 +147,7 @@ Compiled compile(const KernelSource& source, const std::string& architecture) {
 }
 
 Compiled compile(const KernelSource& source, const std::string& architecture, std::span<const Header> headers) {
-  compute_capability(architecture);  // checks
+  compute_capability(architecture);  // throws if it is malformed
   const Nvrtc& nvrtc = cuda::nvrtc();
   std::vector<const char*> texts;
   std::vector<const char*> names;

@@ -24,8 +24,8 @@ namespace fs = std::filesystem;
 
 constexpr std::string_view kPrefix = "nvrtc-";
 constexpr const char* kCompilers = "compilers";
-// Kernels take some hundred kilobytes. A larger file is not ours, whatever size it claims (a sparse file costs
-// nothing).
+// Kernels have some hundred kilobytes. A larger file is not ours and is not read: a sparse file can have any size at no
+// cost.
 constexpr std::size_t kLargestFile = std::size_t{64} << 20;
 
 [[noreturn]] void refuse(const std::string& path, const char* what) {
@@ -52,13 +52,13 @@ class File {
   int descriptor_ = -1;
 };
 
-/// Kernels run with the rights of the process, so what another user could have written is neither read nor built upon.
+/// Kernels run with the rights of the process, so files and folders that another user could have written are not used.
 bool is_trusted(const struct stat& facts) {
   return (facts.st_uid == ::geteuid() || facts.st_uid == 0) && (facts.st_mode & (S_IWGRP | S_IWOTH)) == 0;
 }
 
-/// A folder below others; not open when it or one above it is missing or not trusted. Each is opened below the one
-/// that was checked before, so that none can be exchanged in between.
+/// Opens the last folder of `way`. The result is not open if one of the folders is missing or not trusted. Each folder
+/// is opened relative to the one that was checked before it, so that none can be exchanged in between.
 File open_folder(const std::vector<std::string>& way) {
   File folder(way.front(), O_RDONLY | O_DIRECTORY);
   for (std::size_t i = 0; folder; ++i) {
@@ -70,12 +70,12 @@ File open_folder(const std::vector<std::string>& way) {
   return folder;
 }
 
-/// Opens for reading, a FIFO too without waiting for its writer.
+/// Opens a file for reading. This does not block, even if the file is a FIFO without a writer.
 File open_file(const File& folder, const std::string& name) {
   return {folder.descriptor(), name.c_str(), O_RDONLY | O_NONBLOCK};
 }
 
-/// nullopt when it is no regular file, larger than any of ours, not trusted, or cannot be read.
+/// nullopt if the file is not regular, larger than any of ours, not trusted, or cannot be opened.
 std::optional<std::vector<char>> read(const File& file) {
   struct stat facts {};
   if (!file || ::fstat(file.descriptor(), &facts) != 0 || !S_ISREG(facts.st_mode) || !is_trusted(facts) ||
@@ -94,9 +94,9 @@ std::optional<std::vector<char>> read(const File& file) {
   return bytes;
 }
 
-/// Makes a folder that others may read, or throws Error{io} if there is one that is not trusted.
+/// Makes a folder that others may read. Throws Error{io} if the folder exists and is not trusted.
 void own_folder(const std::string& path) {
-  std::error_code ignored;  // what cannot be made cannot be written either, which is said there
+  std::error_code ignored;  // if this fails, writing a file will fail and report it
   fs::create_directories(fs::path(path).parent_path(), ignored);
   ::mkdir(path.c_str(), 0755);
   struct stat facts {};
@@ -107,8 +107,8 @@ void own_folder(const std::string& path) {
               "one of this user or root that no other can write");
 }
 
-/// A new file beside `path`. The name is drawn, as a process id comes again: in another container, on another machine,
-/// or after a process that was killed before it could rename.
+/// Makes a new file beside `path`. Its name is random, because a process id can occur twice: in another container, on
+/// another machine, or after a process that was killed before it could rename the file.
 File open_aside(const std::string& path, std::string& aside) {
   std::random_device draw;
   for (int attempt = 0; attempt < 100; ++attempt) {
@@ -173,7 +173,8 @@ void replace_file(const std::string& path, std::span<const char> bytes) {
     errno = why;
     refuse(path, "cannot be renamed to");
   }
-  // The new name too is to survive a power cut; where a folder cannot be flushed, it may be lost, not torn.
+  // The folder is flushed too, so that the new name survives a power cut. If this fails, the file may be lost, but it
+  // is never incomplete.
   if (const File named(folder.string(), O_RDONLY | O_DIRECTORY); named) ::fsync(named.descriptor());
 }
 
@@ -247,7 +248,7 @@ std::string DiskCache::compiler_of(const std::string& library) const {
 void DiskCache::remember_compiler(const std::string& library, const std::string& version) const {
   const std::string identity = cuda::identity(library);
   if (identity.empty() || identity.find('\n') != std::string::npos) return;
-  // One line a library path: "\npath size time version"; an older one of the same path goes.
+  // There is one line for each library path: "\npath size time version". An older line of the same path is removed.
   std::string text;
   const auto bytes = read_compilers();
   const std::string_view old = bytes ? std::string_view(bytes->data(), bytes->size()) : std::string_view();
@@ -262,7 +263,7 @@ void DiskCache::remember_compiler(const std::string& library, const std::string&
     own_folder(folder_);
     replace_file(folder_ + "/" + kCompilers, text);
   } catch (const Error&) {
-    // Only a later look-up's time depends on it.
+    // The only consequence is that a later look-up is slower.
   }
 }
 

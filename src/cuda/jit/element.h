@@ -9,7 +9,7 @@ namespace tessera::cuda {
 
 constexpr bool is_float(DType dtype) { return dtype == DType::fp32 || dtype == DType::fp16 || dtype == DType::bf16; }
 
-/// The kernels' name of a type for which is_float holds, or of an operand of 8 bits.
+/// The Element of a DType that is_float() or has 8 bits.
 constexpr Element element_of(DType dtype) {
   switch (dtype) {
     case DType::fp32:
@@ -27,10 +27,10 @@ constexpr Element element_of(DType dtype) {
   }
 }
 
-/// As it is written in a kernel's name.
+/// The word for an element type in a kernel's name.
 constexpr const char* name_of(Element element) { return spelling(element).word; }
 
-/// The driver's CUtensorMapDataType (cuda.h, CUDA 12.0): an unsigned integer as wide, since TMA copies bits.
+/// The driver's CUtensorMapDataType (cuda.h, CUDA 12.0): an unsigned integer of the same width, as TMA copies bits.
 constexpr int tensor_map_type(Element element) {
   constexpr int kUint8 = 0;
   constexpr int kUint16 = 1;

@@ -16,7 +16,7 @@ HeaderFiles::HeaderFiles(const std::string& folder) {
     std::error_code error;
     for (fs::recursive_directory_iterator at(fs::path(folder) / below, error), end; !error && at != end;
          at.increment(error)) {
-      // Below cuda the host's headers end in .h.
+      // Below cuda, files that end in .h are headers of the host's code.
       const fs::path extension = at->path().extension();
       if (extension != ".cuh" && (extension != ".h" || below != std::string_view("shared"))) continue;
       std::ostringstream text;

@@ -9,11 +9,11 @@
 namespace tessera::cuda {
 
 struct Header {
-  const char* name;  // as it is included: "cuda/tile/swizzle.h", relative to src
+  const char* name;  // as it is included: "cuda/tile/swizzle.cuh", relative to src
   const char* text;
 };
 
-/// src/shared/**.h and src/cuda/**.cuh, by name.
+/// src/shared/**.h and src/cuda/**.cuh, sorted by name.
 std::span<const Header> embedded_headers() noexcept;
 
 /// The same set read from a source tree's src folder, to try changes without building. Throws Error{io}.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which headers a kernel's source includes, itself or by other headers: what its cache key holds of them.
+// The headers that a kernel's source includes, directly or by other headers. They are a part of its cache key.
 #pragma once
 
 #include <map>
@@ -12,13 +12,13 @@
 
 namespace tessera::cuda {
 
-/// Reads every `#include "name"`, whatever #if around it says: rather one header too many in a key than one too few.
+/// Reads every `#include "name"`, even in an #if that is false: a key may have a header too many, but not one too few.
 class Includes {
  public:
   /// The texts must outlive it.
   explicit Includes(std::span<const Header> headers);
 
-  /// Names of the headers, sorted. A name that no header has is left out: the compiler tells of it.
+  /// The names of the headers, sorted. A name that no header has is left out; the compiler reports it.
   [[nodiscard]] std::vector<std::string_view> of(std::string_view source) const;
   /// SHA-256 of their names and texts.
   [[nodiscard]] Digest digest(std::string_view source) const;
@@ -31,10 +31,10 @@ class Includes {
   std::map<std::string_view, File> files_;
 };
 
-/// Names that `text` includes itself, in its order.
+/// The names that `text` includes directly, in its order.
 std::vector<std::string_view> included_names(std::string_view text);
 
-/// Those of the embedded headers; read once a process, in about 2 ms.
+/// The includes of the embedded headers; they are read once in a process, in about 2 ms.
 const Includes& embedded_includes();
 
 }  // namespace tessera::cuda

@@ -57,7 +57,7 @@ Loaded& loaded() {
   return held;
 }
 
-/// Ids are never used twice, unlike the addresses of contexts that come and go.
+/// The id of the current context. Ids are never reused, unlike the addresses of destroyed contexts.
 unsigned long long current_context(const Driver& d) {
   ContextHandle context = nullptr;
   check(d.context_current(&context), "cuCtxGetCurrent");
@@ -87,10 +87,10 @@ Kernel::Kernel(std::string name, const Compiled& compiled) : name_(std::move(nam
   check(d.function_attribute(&local_bytes_, FunctionAttribute::local_bytes, function_), "cuFuncGetAttribute");
   int fixed = 0;
   check(d.function_attribute(&fixed, FunctionAttribute::shared_bytes, function_), "cuFuncGetAttribute");
-  // The attribute permits; what a launch asks for decides how many blocks fit. So permit all there is, once.
+  // The attribute is only a limit; occupancy depends on what a launch requests. So it is set to the maximum, once.
   const auto most = static_cast<int>(device(current_device()).shared_memory) - fixed;
   check(d.set_function_attribute(function_, FunctionAttribute::dynamic_shared_bytes, most), "cuFuncSetAttribute");
-  constexpr int kCapturesEarly = 12030;  // the first driver that takes such launches into a graph
+  constexpr int kCapturesEarly = 12030;  // the first driver that can capture such launches into a graph
   can_begin_early_ = device(current_device()).sm >= 90 && driver_version_or_zero() >= kCapturesEarly;
 }
 
@@ -132,7 +132,7 @@ const Kernel& kernel(const KernelSource& source, const Target& target, Stream st
   const Found found = find_or_compile(source, architecture(sm));
   auto fresh = std::make_unique<const Kernel>(source.name, *found.compiled);
   const std::unique_lock lock(held.mutex);
-  // Another thread may have loaded it meanwhile; its copy stays, ours is unused code in the context.
+  // Another thread may have loaded the kernel meanwhile. Then its copy is used, and ours stays in the context unused.
   const auto [at, _] = held.kernels.try_emplace(OwnedName{name.context, source.text}, std::move(fresh));
   return *at->second;
 }

@@ -13,11 +13,11 @@
 namespace tessera::cuda {
 namespace {
 
-constexpr int kOldestMajor = 12;  // the first that has sm_120, --minimal and complete C++20 is 12.8
+constexpr int kOldestMajor = 12;  // 12.8 is the first with sm_120, --minimal and complete C++20
 constexpr int kOldestMinor = 8;
 constexpr const char* kLoaded[] = {"libnvrtc.so.13", "libnvrtc.so.12"};  // what others load into a process
 
-/// Why the library cannot be used, or "" and `out` is filled.
+/// Fills `out` and returns "", or returns why the library cannot be used.
 std::string bind(const Library& library, Nvrtc& out) {
   if (!library) return library.error();
   const bool complete =
@@ -37,8 +37,9 @@ std::string bind(const Library& library, Nvrtc& out) {
   return "";
 }
 
-/// Candidates are opened in order. A driver loads cubins of its own major version's compilers only, so a newer compiler
-/// is taken only when there is nothing else (and no driver to disagree, when filling a cache).
+/// Candidates are opened in order. A driver loads cubins of compilers of its own major version and of older ones. So a
+/// compiler of a newer major version is taken only if there is no other. Without a driver, as when a cache is filled,
+/// the first one is taken.
 class Choice {
  public:
   bool take(const Library& library, const std::string& name) {
@@ -69,7 +70,8 @@ Nvrtc open_nvrtc() {
   NvrtcFiles search = nvrtc_files();
   Choice choice;
   bool done = false;
-  // What the process holds already (PyTorch, CuPy and JAX load one) costs nothing; settings go before it.
+  // A library that the process has already loaded (PyTorch, CuPy and JAX load one) costs nothing, so it comes first.
+  // But a setting takes precedence.
   for (const char* name : kLoaded) {
     if (search.named || done) break;
     if (const Library loaded = Library::already_loaded(name)) done = choice.take(loaded, name);
@@ -96,8 +98,8 @@ namespace {
 
 struct Opened {
   std::mutex mutex;
-  std::deque<Nvrtc> all;  // the last is in use; none is ever closed, others may be compiling
-  unsigned changes = 0;   // of the setting that it was opened under
+  std::deque<Nvrtc> all;  // the last is in use; none is closed, as threads may be compiling
+  unsigned changes = 0;   // NvrtcSetting::changes when the last was opened
 };
 Opened& opened() {
   static Opened held;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// NVRTC's entry points, found at run time. Types follow its ABI; no nvrtc.h is needed to build.
+// NVRTC's entry points, found at run time. Types follow its ABI, so that nvrtc.h is not needed to build.
 #pragma once
 
 #include <cstddef>
@@ -32,7 +32,8 @@ struct Nvrtc {
 
 /// The NVRTC of this process, opened on the first call. Throws Error{unsupported} as compiler() does.
 const Nvrtc& nvrtc();
-/// The same if that costs nothing: it is open, or the process has loaded one that nvrtc() would take. Else nullptr.
+/// The same if it is open already, or if no setting names another and the process has loaded a libnvrtc, which nvrtc()
+/// then tries first at no cost. Else nullptr.
 const Nvrtc* opened_nvrtc();
 
 /// A file that may be NVRTC, found without opening it.
@@ -41,12 +42,12 @@ struct NvrtcFile {
   std::string where;  // "TESSERA_NVRTC", "system library folder", "CUDA toolkit", "pip package", …
 };
 struct NvrtcFiles {
-  std::vector<NvrtcFile> files;     // in the order in which they are to be tried
+  std::vector<NvrtcFile> files;     // in the order in which they are tried
   std::vector<std::string> sought;  // every place looked at, for the error
-  bool named = false;               // by a setting: nothing else is to be tried
+  bool named = false;               // a setting names the library: nothing else is tried
 };
 NvrtcFiles nvrtc_files();
-/// Whether the setting or TESSERA_NVRTC names the one to be taken.
+/// Whether the setting or TESSERA_NVRTC names the library that must be taken.
 bool nvrtc_is_named();
 
 }  // namespace tessera::cuda

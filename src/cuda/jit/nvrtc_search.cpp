@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where NVRTC may be. Only the file system is asked, so that a cached kernel is found without opening 100 MB of
-// library.
+// Searches the places where NVRTC may be. Only the file system is read, so that a cached kernel is found without
+// opening a library of 100 MB.
 #include <algorithm>
 #include <cstdlib>
 #include <filesystem>
@@ -114,7 +114,7 @@ class Search {
 };
 
 void search_python(Search& search) {
-  // Installed into site-packages itself, nvidia is beside us or some levels up.
+  // If this library is in site-packages, the folder nvidia is beside it or some levels up.
   fs::path folder = fs::path(own_file()).parent_path();
   for (int up = 0; up < 4 && folder.has_relative_path(); ++up, folder = folder.parent_path()) {
     if (folder.filename() == "site-packages" || folder.filename() == "dist-packages") search.packages(folder);
@@ -140,7 +140,7 @@ NvrtcFiles nvrtc_files() {
   Search search;
   if (const std::string set = nvrtc_setting().path; !set.empty()) {
     search.named(set, "the setting");
-    return search.take(true);  // a setting that does not hold is an error, not a hint
+    return search.take(true);  // a wrong setting is an error: nothing else is tried
   }
   if (const std::string set = variable("TESSERA_NVRTC"); !set.empty()) {
     search.named(set, "TESSERA_NVRTC");

@@ -23,22 +23,22 @@ extern const char tessera_kernel_pack_end[];
 namespace tessera::cuda {
 namespace {
 
-constexpr char kMagic[8] = {'T', 'S', 'R', 'P', 'A', 'C', 'K', '2'};  // the last is the format
+constexpr char kMagic[8] = {'T', 'S', 'R', 'P', 'A', 'C', 'K', '2'};  // the last character is the version of the format
 
-/// Little-endian, as every host of a GPU is. Behind it the rows, the kernels' names, the entries.
+/// Little-endian, as all hosts of GPUs are. The rows, the kernels' names and the entries follow.
 struct Head {
   char magic[8];
   char version[24];   // of Tessera, padded by 0
-  char compiler[16];  // the newest of the entries', padded by 0
+  char compiler[16];  // the newest compiler of an entry, padded by 0
   std::uint64_t rows;
   std::uint64_t name_bytes;
-  Digest checksum;  // of the head with zeros here, the rows and the names
+  Digest checksum;  // of the head with zeros here, of the rows and of the names
 };
 static_assert(sizeof(Head) == 96);
 
-// An index is some hundred rows of some hundred bytes.
+// Far above a real index, which has some hundred rows.
 constexpr std::uint64_t kMostRows = 1U << 20U;
-constexpr std::uint64_t kLargestEntry = std::uint64_t{64} << 20U;  // as of the disk cache
+constexpr std::uint64_t kLargestEntry = std::uint64_t{64} << 20U;  // as for the disk cache
 
 template <std::size_t size>
 void put(char (&field)[size], const std::string& text) {
@@ -136,7 +136,7 @@ std::vector<char> PackWriter::bytes() const {
   return bytes;
 }
 
-/// `read(offset, out, bytes)` says whether it could.
+/// `read(offset, out, bytes)` returns whether it succeeded.
 template <class Read>
 void Pack::read_index(std::uint64_t total, const std::string& argument, Read read) {
   const auto refuse = [&](std::string got) {

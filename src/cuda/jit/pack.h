@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Many compiled kernels in one file, which stays where it lies or is embedded: an index sorted by key, then the
-// entries.
+// A pack: many compiled kernels in one file, which is read in place or embedded in the library. It has an index, sorted
+// by key, and then the entries.
 #pragma once
 
 #include <cstddef>
@@ -30,12 +30,12 @@ class PackWriter {
   std::map<Digest, Written> entries_;
 };
 
-/// A pack in memory, or in a file. Entries are read, and checked, when they are found. Of a file only the index is
-/// held, and it is opened anew for each entry: one that was cut short, replaced or removed meanwhile has no kernels any
-/// more.
+/// A pack in memory or in a file. Entries are read and checked when they are looked up. Only the index of a file is
+/// kept in memory, and the file is opened again for each entry. If it was changed, replaced or removed meanwhile, its
+/// kernels are not used any more.
 class Pack {
  public:
-  /// What the index says of a kernel.
+  /// What the index has about a kernel.
   struct Listed {
     Digest key{};
     std::string name, architecture;
@@ -43,9 +43,9 @@ class Pack {
   };
 
   Pack() = default;
-  /// Of bytes that outlive it. Throws Error{parse} naming `argument` when they are no pack.
+  /// The bytes must outlive the pack. Throws Error{parse} naming `argument` if they are not a pack.
   explicit Pack(std::span<const char> bytes, const std::string& argument = "pack");
-  /// Throws Error{io} when the file cannot be read, Error{parse} naming it when it is no pack.
+  /// Throws Error{io} if the file cannot be opened or is not regular, Error{parse} naming it if it is not a pack.
   static Pack open(const std::string& path);
 
   [[nodiscard]] std::size_t size() const noexcept { return rows_.size(); }
@@ -54,17 +54,17 @@ class Pack {
   [[nodiscard]] const std::string& version() const noexcept { return version_; }  // of the Tessera that wrote it
   [[nodiscard]] const std::string& compiler() const noexcept {
     return compiler_;
-  }  // of its kernels, the newest: "12.9"
-  /// In the order of keys.
+  }  // the newest compiler of its kernels: "12.9"
+  /// All kernels in the order of their keys.
   [[nodiscard]] std::vector<Listed> listed() const;
   [[nodiscard]] std::optional<Compiled> find(const Digest& key, Checksum checksum) const;
 
  private:
   struct Row {
     Digest key;
-    std::uint64_t offset;  // from the begin of the pack
+    std::uint64_t offset;  // from the beginning of the pack
     std::uint64_t bytes;
-    std::uint32_t name;  // where it begins behind the rows
+    std::uint32_t name;  // offset in the names, which follow the rows
     std::uint32_t name_bytes;
     char architecture[16];  // padded by 0
   };
@@ -88,15 +88,15 @@ class Pack {
   std::string names_;
 };
 
-/// The one embedded in this library; empty when it was built without.
+/// The pack that is embedded in this library; empty if the library was built without.
 const Pack& embedded_pack();
 
-/// The pack file of this process (settings.h says where it is sought), opened when it is first asked for and again
-/// after set_kernel_pack.
+/// The pack file of this process (pack_search.cpp has the places where it may be). It is opened when it is first
+/// needed, and again after set_kernel_pack.
 struct PackInUse {
   Pack pack;                        // empty if there is none
-  std::vector<std::string> sought;  // where there was none; empty if there is one
-  std::string problem;              // why a file that is there was passed over, or ""
+  std::vector<std::string> sought;  // the places without a pack; empty if there is one
+  std::string problem;              // why a file that exists was not used, or ""
 };
 const PackInUse& pack_in_use();
 

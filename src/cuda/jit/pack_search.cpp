@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which pack file this process looks kernels up in.
+// Finds the pack file in which this process looks up kernels.
 #include <filesystem>
 #include <memory>
 #include <mutex>
@@ -13,8 +13,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// Beside the code: tessera/_core.so and tessera/bin/tessera of a wheel have it in tessera; bin/tessera and
-/// lib[/x86_64-linux-gnu]/libtessera.so of a prefix in share/tessera.
+/// Places near this code. A wheel (tessera/_core.so, tessera/bin/tessera) has the pack in tessera. An installation
+/// prefix (bin/tessera, lib[/x86_64-linux-gnu]/libtessera.so) has it in share/tessera.
 std::vector<std::string> places() {
   const fs::path folder = fs::path(own_file()).parent_path();
   if (folder.empty()) return {};
@@ -58,7 +58,7 @@ PackInUse search(const std::string& named) {
 }  // namespace
 
 const PackInUse& pack_in_use() {
-  // Earlier ones stay: another thread may be reading.
+  // Earlier packs are kept, because another thread may be reading them.
   struct Held {
     std::mutex mutex;
     std::vector<std::unique_ptr<const PackInUse>> all;

@@ -28,7 +28,7 @@ Settings& settings() {
 }
 
 struct Log {
-  std::mutex mutex;  // also keeps lines of several threads apart
+  std::mutex mutex;  // also separates the lines of several threads
   LogFunction function;
 };
 Log& log_setting() {
@@ -95,7 +95,7 @@ std::string own_file() {
       0) {
     return "";
   }
-  // A program's name here is what it was called by, which need not lead to its file.
+  // For a program, dli_fname is the name by which it was called, which need not be a path of its file.
   const bool program = object == nullptr || object->l_name == nullptr || *object->l_name == '\0';
   std::error_code error;
   std::filesystem::path path(info.dli_fname);

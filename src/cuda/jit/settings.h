@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What include/tessera/cuda.h lets a process set. The environment is read once, when a setting is first needed.
+// The settings of a process, which include/tessera/cuda.h lets it change. Defaults come from the environment, which is
+// read when a setting is needed.
 #pragma once
 
 #include <string>
@@ -7,17 +8,17 @@
 
 namespace tessera::cuda {
 
-/// Hands a line to the log function, if there is one.
+/// Passes a line to the log function, if there is one.
 void log(std::string_view line);
 
-/// What set_nvrtc was given; `changes` counts its calls.
+/// The path that set_nvrtc was given; `changes` counts its calls.
 struct NvrtcSetting {
   std::string path;
   unsigned changes = 0;
 };
 NvrtcSetting nvrtc_setting();
 
-/// What set_kernel_pack was given, else $TESSERA_PACK; kNoPack for none, "" to search.
+/// The path that set_kernel_pack was given, else $TESSERA_PACK. kNoPack means no pack, "" means to search for one.
 struct PackSetting {
   std::string path;
   unsigned changes = 0;
@@ -26,7 +27,7 @@ PackSetting pack_setting();
 inline constexpr const char* kNoPack = "none";
 inline constexpr const char* kPackName = "tessera.pack";
 
-/// The file that holds this code: libtessera, the Python extension or a program.
+/// The file that contains this code: libtessera, the Python extension or a program.
 std::string own_file();
 
 }  // namespace tessera::cuda

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// SHA-256 (FIPS 180-4): names cache entries and finds corrupt ones.
+// SHA-256 (FIPS 180-4). It names cache entries and detects corrupt ones.
 #pragma once
 
 #include <array>
@@ -15,7 +15,7 @@ using Digest = std::array<std::uint8_t, 32>;
 class Sha256 {
  public:
   Sha256& add(const void* data, std::size_t bytes) noexcept;
-  /// The text and its length, so that neighbouring texts cannot trade characters.
+  /// Adds the length of the text and the text, so that the boundary between two texts changes the hash.
   Sha256& add_text(std::string_view text) noexcept;
   [[nodiscard]] Digest digest() const noexcept;
 

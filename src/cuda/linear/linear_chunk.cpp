@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The rows cuda.linear_chunk and cuda.linear_chunk_wgmma of the table: whole sequences of linear attention, and their
-// gradient, by walks.
+// The rows cuda.linear_chunk and cuda.linear_chunk_wgmma of the table: linear attention of whole sequences and its
+// gradient, both as walks (operations/linear_walks.h).
 #include <algorithm>
 #include <limits>
 
@@ -21,25 +21,26 @@ namespace {
 using detail::LinearWalk;
 
 constexpr std::int64_t kMostGrid = 65535;  // blocks in y and z
-constexpr int kMostState = 128 * 64;       // numbers that fit into the registers of a block's update warps
+constexpr int kMostState = 128 * 64;       // elements of S that fit into the registers of a block's update warps
 
 std::int64_t dim_x(const Problem& p, const LinearWalk& walk) { return walk.transposed ? p.head_dim_v : p.head_dim_qk; }
 std::int64_t dim_z(const Problem& p, const LinearWalk& walk) { return walk.transposed ? p.head_dim_qk : p.head_dim_v; }
 
-/// Walks whose x has this dim: one kernel.
+/// One kernel runs all walks whose x has the same dim.
 struct Launch {
   ChunkConfig config;
   std::int64_t x;
 };
 
-/// Whether the walk leaves a state of fp32, which is to be as exact as one of fp32 sums.
+/// Whether a result of the walk is an fp32 state, which must be as exact as sums in fp32.
 bool is_exact(const Problem& p, const LinearWalk& walk) {
   if (walk.last == Slot::count_ || p.linear.states == 0) return false;
   return walk.last == Slot::dstate_initial || p.linear.state_type == DType::fp32;
 }
 
-/// The widest tile that fits, of z 64 columns or 32, of 64 tokens or 32: 64 columns read x and y half as often. Where
-/// dims are 64 they are fast enough that two blocks a head are worth more.
+/// Takes the first tile that fits: 64 tokens or else 32, and for each 64 columns of z or else 32. With 64 columns, x
+/// and y are read half as often. But if x is 64, wgmma and exact walks take 32 columns, because twice as many blocks
+/// are faster.
 ChunkConfig config_of(const Problem& p, std::int64_t x, const Target& target, const Wishes& wishes, Products products) {
   ChunkConfig config;
   config.wgmma = products == Products::wgmma;

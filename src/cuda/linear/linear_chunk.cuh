@@ -5,16 +5,18 @@
 //     out_i = out_scale · (a^(i+lag) · X_i S + Σ_{j≤i} a^(i−j) · y_scale · (X_i·Y_j) Z_j)
 //     S     ← a^C · S + Σ_j a^(C−j−lag) · y_scale · Y_j ⊗ Z_j
 //
-// A block takes `tile` columns of z of one head of one sequence and walks it from end to end, so that S never leaves
-// the multiprocessor: q, k, v are read and o is written once, where keeping a state for every chunk would move twice as
-// much again. Both lines need S as it was before the chunk, and so two kinds of warps work beside each other:
+// Here a = exp(−slope). A block takes `tile` columns of z of one head of one sequence and walks the whole sequence, so
+// that S never leaves the multiprocessor. Z is read and `out` is written once, X and Y are read once for each tile of
+// z; to store a state for every chunk would add about twice this traffic. Both lines need S as it was before the chunk.
+// So two kinds of warps run concurrently:
 //
-//     output warps: 16 tokens each; S comes as a 16-bit operand from shared memory
-//     update warps: x / 4 rows of S each, fp32 in registers; they leave the next chunk's operand in shared memory
+//     output warps: each has 16 tokens, and reads S as a 16-bit operand from shared memory
+//     update warps: each has x / 4 rows of S as fp32 in registers, and stores the next chunk's operand in shared memory
 //
-// with one barrier a chunk, behind which the next chunks' copies are asked for. S is rounded where it meets X only.
-// Where it is a result (`exact`), decayed Y is cut into terms that together are its fp32, and each chunk's sum begins
-// at zero before it is added to S, because products are accumulated with truncation.
+// They meet at one barrier per chunk, after which copies of a later chunk are issued. S is rounded only as the operand
+// of X S. In `exact` walks, in which S is an fp32 result, decayed Y is split into 16-bit terms that together have the
+// precision of fp32. Each chunk's sum begins at zero and is then added to S, because tensor cores accumulate with
+// truncation.
 #pragma once
 
 #include "cuda/attention/kv/sequence.cuh"
@@ -28,27 +30,27 @@
 
 namespace tessera::cuda {
 
-/// The two lines, by mma.sync or by wgmma: linear_chunk_mma.cuh, linear_chunk_wgmma.cuh.
+/// Computes both lines, by mma.sync (linear_chunk_mma.cuh) or wgmma (linear_chunk_wgmma.cuh).
 template <ChunkConfig C, bool wgmma = C.wgmma>
 struct ChunkProducts;
 
 template <ChunkConfig C>
 struct LinearChunk {
-  using XTile = SharedTile<C.type, C.chunk, C.x>;  // of y too
+  using XTile = SharedTile<C.type, C.chunk, C.x>;  // for y too
   using ZTile = SharedTile<C.type, C.chunk, C.tile>;
   using STile = SharedTile<C.type, C.x, C.tile>;
-  static constexpr int kRowTiles = C.x / (16 * C.kUpdateWarps);  // of S, of an update warp
+  static constexpr int kRowTiles = C.x / (16 * C.kUpdateWarps);  // row tiles of S per update warp
   using State = Accumulator<kRowTiles, C.tile / 8>;
   using Out = Accumulator<1, C.tile / 8>;
   using Scores = Accumulator<1, C.chunk / 8>;
-  static constexpr int kChunkBarrier = 2;                  // 1 is of the output warps by wgmma
-  static constexpr int kUnrolled = C.blocks > 1 ? 1 : 16;  // where registers are few, loops that cost little stay loops
-  static constexpr float kMostSlope = 1000.0F;             // whose decay is 0 already; larger ones would make 0 · ∞
+  static constexpr int kChunkBarrier = 2;                  // the output warps use barrier 1 with wgmma
+  static constexpr int kUnrolled = C.blocks > 1 ? 1 : 16;  // with few registers, cheap loops are not unrolled
+  static constexpr float kMostSlope = 1000.0F;  // its decay is 0 already; an infinite slope would make 0 · ∞
 
   const ChunkWalk& walk;
   float* power;  // shared: a^n for n = 0 … C.chunk
-  u32 stages;    // shared: X, Y, Z of each
-  u32 states;    // shared: two
+  u32 stages;    // shared: X, Y and Z of each stage
+  u32 states;    // shared: two operands S
   float slope;
   int lag;
   int length, first_token;
@@ -94,23 +96,24 @@ struct LinearChunk {
     }
   }
 
-  /// The chunk is there, and the stage of the chunk before is free for prefetch().
+  /// Waits until the chunk is loaded and all warps have finished the chunk before. prefetch() then may reuse the stage
+  /// of the latter.
   __device__ __forceinline__ void begin(int chunk) const {
     ptx::cp_async_wait<C.stages - 2>();
-    if constexpr (C.wgmma) ptx::fence_async_proxy();  // in front of what reads the copies and the left state
+    if constexpr (C.wgmma) ptx::fence_async_proxy();  // before wgmma reads the copies and the stored S
     ptx::barrier_sync_of_branches(kChunkBarrier, C.threads());
   }
   __device__ __forceinline__ void prefetch(int chunk) const { load(chunk + C.stages - 1); }
 
   // ---- copies
 
-  /// Elements from the first of the tensor to this head's row of the walk's step 0, and between steps.
+  /// Offset in elements of this head's row of the first token of the walk. row_step() is the distance to the next.
   __device__ __forceinline__ i64 first_row(const Strides& s) const {
     return batch * s.batch + head * s.head + (first_token + (walk.backwards ? length - 1 : 0)) * s.row;
   }
   __device__ __forceinline__ i64 row_step(const Strides& s) const { return walk.backwards ? -s.row : s.row; }
 
-  /// Asks for a chunk; rows past the sequence are zeros.
+  /// Issues the copies of a chunk; rows past the end of the sequence are filled with zeros.
   __device__ __forceinline__ void load(int chunk) const {
     const int first = chunk * C.chunk;
     if (first < length) {
@@ -143,7 +146,7 @@ struct LinearChunk {
 
   // ---- outputs
 
-  /// What the state brings: the power of the decay that the loop before left out.
+  /// Multiplies X S, which is in `out`, by each token's power of the decay and by out_scale.
   __device__ __forceinline__ void decay(Out& out) const {
     const int row = thread() / 32 * 16 + lane() / 4;
     const float upper = walk.out_scale * power[row + lag];
@@ -155,13 +158,13 @@ struct LinearChunk {
     }
   }
 
-  /// The weight that this lane's row of scores gives the chunk's token of column (n, i); 0 for later tokens.
+  /// The factor (decay and scales) of this lane's score with the chunk's token of column (n, i); 0 for later tokens.
   __device__ __forceinline__ float weight(int n, int i) const {
     const int apart = thread() / 32 * 16 + lane() / 4 + i / 2 * 8 - (n * 8 + lane() % 4 * 2 + i % 2);
     return apart >= 0 ? power[apart] * (walk.y_scale * walk.out_scale) : 0.0F;
   }
 
-  /// Through the warp's own rows of X, which nobody reads any more, to whole lines of memory.
+  /// Writes whole lines of memory. Outputs pass through the warp's own rows of X in shared memory, which are free now.
   __device__ __forceinline__ void write(const Out& out, u32 x, int chunk) const {
     const int warp = thread() / 32;
     const int row = warp * 16 + lane() / 4;
@@ -211,8 +214,9 @@ struct LinearChunk {
     write_state(s);
   }
 
-  /// Yᵀ of 16 tokens, tile `t` of a chunk of `count`, each times its decay. `keys`: this lane's address of Y's first
-  /// 16. Rows past the sequence are zeros and may have any.
+  /// Loads Yᵀ of 16 tokens, tile `t` of a chunk of `count` tokens, multiplies each token by its decay and y_scale, and
+  /// splits the products into `terms` A operands. `keys`: this lane's address of Y's first 16 tokens. Rows past the end
+  /// of the sequence are zeros, so their decay does not matter.
   template <int terms>
   __device__ __forceinline__ void decayed(u32 (&a)[terms][4], u32 keys, int t, int count) const {
     u32 bits[4];
@@ -238,7 +242,7 @@ struct LinearChunk {
     }
   }
 
-  /// S = decay · S + sum, of row tile m.
+  /// S = decay · S + sum, for row tile m.
   static __device__ __forceinline__ void add(State& s, int m, float decay, const Out& sum) {
 #pragma unroll
     for (int n = 0; n < C.tile / 8; ++n) {
@@ -247,7 +251,7 @@ struct LinearChunk {
     }
   }
 
-  /// S as the operand of a chunk.
+  /// Stores S to shared memory as the operand of a chunk.
   __device__ __forceinline__ void leave(const State& s, int chunk) const {
     const u32 to = state(chunk);
 #pragma unroll
@@ -265,7 +269,7 @@ struct LinearChunk {
 
   // ---- states in memory
 
-  /// This head of the sequence's state, or null.
+  /// Address of this block's columns in the head's state of the sequence; null if there is none.
   __device__ __forceinline__ char* find(const ChunkStates& states) const {
     if (states.data == nullptr) return nullptr;
     i64 index = batch;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The products of a chunk (linear_chunk.cuh) by mma.sync: each warp for itself.
+// The products of a chunk (linear_chunk.cuh) by mma.sync. Warps work independently.
 #pragma once
 
 #include "cuda/linear/linear_chunk.cuh"
@@ -52,7 +52,7 @@ struct ChunkProducts<C, false> {
     block.write(out, x, chunk);
   }
 
-  /// out += what the chunk's own tokens bring.
+  /// out += (weights · scores) Z, the sum over the chunk's own tokens.
   static __device__ __forceinline__ void add_tokens(const Block& block, typename Block::Out& out,
                                                     const typename Block::Scores& scores, u32 z) {
     const u32 values = values_address<ZTile>(z, Block::lane());
@@ -71,7 +71,7 @@ struct ChunkProducts<C, false> {
     }
   }
 
-  /// `terms` of decayed Y that together are exact, or one.
+  /// Updates S. Decayed Y has `terms` terms: several for an exact S, or one.
   template <int terms>
   static __device__ __forceinline__ void update(const Block& block, typename Block::State& s, int chunk) {
     const u32 y = keys_address<XTile>(block.stage(chunk) + XTile::bytes, Block::lane());

@@ -14,11 +14,11 @@ struct ChunkProducts<C, true> {
   using XTile = typename Block::XTile;
   using ZTile = typename Block::ZTile;
   using STile = typename Block::STile;
-  static constexpr int kOutputWarps = 1;  // a barrier
+  static constexpr int kOutputWarps = 1;  // number of their barrier
   static_assert(C.chunk == 64 && C.output_warps() == 4 && C.kUpdateWarps == 4);
 
   static __device__ __forceinline__ void outputs(const Block& block, int chunks) {
-    // Weights of the chunk's own tokens: the same in every chunk.
+    // The weights of the chunk's own tokens are the same in every chunk.
     float weight[C.chunk / 8][4];
 #pragma unroll
     for (int n = 0; n < C.chunk / 8; ++n) {
@@ -48,12 +48,13 @@ struct ChunkProducts<C, true> {
       begin_outputs<C.type, ZTile>(out, p, x + 2 * XTile::bytes);
       ptx::wgmma_wait<0>();
       settle(out);
-      ptx::barrier_sync(kOutputWarps, C.output_warps() * 32);  // all have read X
+      ptx::barrier_sync(kOutputWarps, C.output_warps() * 32);  // all warps have read X
       block.write(out, x, chunk);
     }
   }
 
-  /// `terms` of decayed Y that together are exact, or one. One leaves registers for all row tiles' products at a time.
+  /// Updates S. Decayed Y has `terms` terms: several for an exact S, or one. With one, registers suffice to issue the
+  /// products of all row tiles before the wait.
   template <int terms>
   static __device__ __forceinline__ void update(const Block& block, typename Block::State& s, int chunk) {
     const u32 y = keys_address<XTile>(block.stage(chunk) + XTile::bytes, Block::lane());

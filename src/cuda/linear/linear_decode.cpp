@@ -15,8 +15,9 @@ namespace tessera::cuda {
 namespace {
 
 constexpr std::int64_t kMostGrid = 65535;  // blocks in y and z
-constexpr int kMostLoads = 16;             // of a thread: 64 registers of an fp32 state, 128 of a bf16 one
-// Bytes of the state that a block takes. With rows of k elements count: 64 columns of 128 rows.
+constexpr int kMostLoads = 16;             // 16-byte loads of a thread: 64 registers for an fp32 state, 128 for bf16
+// Bytes of the state that a block takes. With rows of k and no ring, the number of elements is fixed instead: 64
+// columns of 128 rows.
 constexpr std::int64_t kBlockBytes = 16 * 1024, kOneTokenBytes = 4 * 1024;
 constexpr std::int64_t kElementsOfK = 8 * 1024;
 
@@ -30,8 +31,9 @@ std::int64_t parts_of(const Wishes& wishes) { return wishes.splits.value_or(1); 
 /// Elements of o.
 std::int64_t outputs(const Problem& p) { return p.batch * p.seqlen_q * p.heads_q * p.head_dim_v; }
 
-/// What was measured best (docs/experiments/linear-decode.md). `d`: of k, a block. Rows of k are taken 128 bytes wide
-/// at least, a line of memory. With so few blocks that multiprocessors would idle, smaller ones.
+/// The tile that was measured fastest (docs/experiments/linear-decode.md). `d`: the dims of k that a block takes. With
+/// rows of k a tile is at least 128 bytes wide, a line of memory. If there are fewer than two blocks per
+/// multiprocessor, tiles are made smaller.
 int default_tile(const Problem& p, std::int64_t d, const Target& target) {
   const auto element = static_cast<std::int64_t>(size_of(p.linear.state_type));
   const bool rows_of_k = p.linear.state_layout == StateLayout::kv;
@@ -216,7 +218,7 @@ LinearRingParams ring_params_of(const Problem& problem, const Bindings& bindings
   return p;
 }
 
-// Outputs of each part to the workspace; what adds them to where o is.
+// Redirects the outputs of the parts to the workspace. Returns the parameters of the kernel that adds them into o.
 LinearSumParams redirect(LinearParams& params, const Problem& problem, std::byte* workspace) {
   LinearSumParams sum{};
   sum.parts = reinterpret_cast<const float*>(workspace);

@@ -3,19 +3,19 @@
 //
 //     S ← exp(−slope) · S + k ⊗ v        o = (scale · q) · S
 //
-// The state is read once and written once, and that is all the time there is: at D = 128 and fp32 128 KB a head beside
-// 1 KB of everything else, 5 operations for 8 bytes. So each thread asks for all of its part, 16 bytes a load, before
-// it uses any, and keeps it in registers for all tokens of the step. A multiprocessor that is to read its share of 4.8
-// TB/s with 0.75 µs from request to answer needs 27 KB under way (46 KB where 78 of them share as much). More is worse:
-// a pass over memory in place runs at 4.2 TB/s with 32 KB under way and at 3.9 with 128 KB
-// (docs/experiments/linear-decode.md), so the parts are small. With a single token and rows of v a block is 4 KB, and
-// its threads take q, k and v into registers, each for itself, so that nothing but the slot stands in front of the
-// state. Several tokens are shared by blocks of 16 KB.
+// The step is bound by memory: the state is read once and written once, which at D = 128 and fp32 is 128 KB a head,
+// with 1 KB of everything else and 5 operations for 8 bytes. So each thread issues all of its 16-byte loads before it
+// uses any result, and keeps its part of the state in registers for all tokens of the step. To read its share of 4.8
+// TB/s at a latency of 0.75 µs, a multiprocessor needs 27 KB in flight (46 KB if 78 of them share the bandwidth). More
+// is worse: an in-place pass over memory runs at 4.2 TB/s with 32 KB in flight and at 3.9 with 128 KB
+// (docs/experiments/linear-decode.md), so blocks are small. With a single token and rows of v a block has 4 KB of the
+// state, and each thread loads its own q, k and v into registers, so that the load of the state waits only for that of
+// the slot. With several tokens a block has 16 KB, and its threads share q, k and v in shared memory.
 //
-// A block takes `tile` of v of one head of one sequence, so that blocks are independent:
-//   rows of v (K contiguous): lanes lie along K, and sums over them are shuffles, of all rows of a warp together;
+// A block takes `tile` dims of v of one head of one sequence, so that blocks are independent:
+//   rows of v (K contiguous): lanes lie along K, and shuffles sum over them, for all rows of a warp together;
 //   rows of k (V contiguous): lanes lie along V, and sums go over a thread's rows, then lanes, then warps.
-// If wished for, it takes a part of k's dims besides, and linear_sum.cuh adds what the parts give.
+// With splits, a block takes only a part of k's dims, and linear_sum.cuh adds the outputs of the parts.
 #pragma once
 
 #include "cuda/ptx/global.cuh"
@@ -26,8 +26,8 @@
 
 namespace tessera::cuda {
 
-/// Sums over `lanes` neighbouring lanes of `count` values each, all at once: every exchange halves what is left to sum.
-/// Lane l has value l / (lanes / count) in x[0] afterwards, if count <= lanes.
+/// Sums each of `count` values over `lanes` adjacent lanes. Every exchange halves the number of values that a lane
+/// still has. Afterwards x[0] of lane l is the sum of value l / (lanes / count).
 template <int lanes, int count>
 __device__ __forceinline__ void sum_lanes(float* x) {
   static_assert(count <= lanes);
@@ -55,7 +55,7 @@ struct LinearDecode {
   static constexpr int kWidth = C.width();
   static constexpr int kRows = C.rows_a_thread();
   static constexpr int kLoads = C.loads_a_row();
-  static constexpr int kRowsApart = 32 / C.lanes();  // between a thread's rows: those of a warp are neighbours
+  static constexpr int kRowsApart = 32 / C.lanes();  // distance of a thread's rows; rows of a warp are adjacent
   static_assert(C.is_even());
 
   const LinearParams& p;
@@ -79,7 +79,7 @@ struct LinearDecode {
     }
   }
 
-  /// The problem of one of the blocks that share the dims of k: its own.
+  /// The parameters for this block's part of the dims of k.
   static __device__ __forceinline__ LinearParams key_part(const LinearParams& whole) {
     const int part = static_cast<int>(blockIdx.x % C.parts);
     const int first = part * C.d;
@@ -91,7 +91,7 @@ struct LinearDecode {
     return p;
   }
 
-  /// The slot that the state of sequence `batch` comes from, and where it goes.
+  /// The slot from which the state of sequence `batch` is read, and the one to which it is written.
   __device__ __forceinline__ i64 source() const { return ptx::load_index(p.state_slots, p.long_state_slots, batch); }
   __device__ __forceinline__ i64 target(i64 source) const {
     return p.dest_slots == nullptr ? source : ptx::load_index(p.dest_slots, p.long_dest_slots, batch);
@@ -116,7 +116,7 @@ struct LinearDecode {
   }
   __device__ __forceinline__ i64 bytes_between_slots() const { return p.slot_stride * bytes_of(C.state); }
 
-  /// Between rows of one thread.
+  /// Distance between rows of one thread.
   __device__ __forceinline__ i64 bytes_between_rows() const { return kRowsApart * p.row_stride * bytes_of(C.state); }
   static __device__ __forceinline__ void read_state(u32 (&bits)[kRows * kLoads][4], const char* from, i64 row_step) {
 #pragma unroll
@@ -144,7 +144,7 @@ struct LinearDecode {
     }
   }
 
-  /// The draws for the elements of load l of a thread's row r in the state of `slot`.
+  /// The random numbers for the elements of load l of a thread's row r in the state of `slot`.
   __device__ __forceinline__ Philox draws(i64 slot, int r, int l) const {
     constexpr bool of_v = C.rows == StateRows::v;
     const int columns = of_v ? C.d : static_cast<int>(gridDim.x) * C.tile;
@@ -160,7 +160,7 @@ struct LinearDecode {
             static_cast<u32>(seed >> 32) ^ static_cast<u32>(offset >> 32)};
   }
 
-  /// What a thread with rows of v needs of a token.
+  /// The elements of a token that a thread with rows of v needs.
   struct Token {
     float q[kLoads][kWidth], k[kLoads][kWidth], v[kRows];
   };
@@ -191,8 +191,8 @@ struct LinearDecode {
     if constexpr (C.rows == StateRows::k) sum_warps();
   }
 
-  /// In the order of latencies: addresses while the slot is on its way, the state before what is needed beside it, and
-  /// the new state before the sums over lanes.
+  /// The order hides latencies: addresses are computed while the slot is loaded, the state is loaded before q, k and v,
+  /// and the new state is stored before the sums over lanes.
   __device__ __forceinline__ void take_token() const {
     const i64 slot = source();
     const char* from = part();
@@ -254,7 +254,7 @@ struct LinearDecode {
 
   static __device__ __forceinline__ int column(int load) { return load * (C.lanes() * kWidth) + column(); }
   static __device__ __forceinline__ int row(int r) { return row() + r * kRowsApart; }
-  /// From where the thread's first column and row lie.
+  /// Loads a token from global memory. The addresses are those of the thread's first column and row.
   __device__ __forceinline__ void load_token(Token& token, const char* at_q, const char* at_k, const char* at_v) const {
     constexpr int apart = C.lanes() * kWidth;
 #pragma unroll
@@ -265,7 +265,7 @@ struct LinearDecode {
 #pragma unroll
     for (int r = 0; r < kRows; ++r) load<C.v, 1>(token.v + r, at_v + r * kRowsApart * bytes_of(C.v));
   }
-  /// Reads a token of those that the block's threads share.
+  /// Reads token t from shared memory.
   __device__ __forceinline__ Token read_token(int t) const {
     Token token;
 #pragma unroll
@@ -288,7 +288,7 @@ struct LinearDecode {
     one.store(o_at(t, at));
   }
 
-  /// Adds each row's sum over the thread's part of it to o.
+  /// Updates the thread's part of the state, and adds q · S over this part to o, row by row.
   static __device__ __forceinline__ void rows_of_v(State (&s)[kRows * kLoads], float (&o)[kRows], float decay,
                                                    const Token& token) {
 #pragma unroll
@@ -305,7 +305,7 @@ struct LinearDecode {
     }
   }
 
-  /// Sums over the lanes of a row, of all of a thread's rows, into o.
+  /// Sums o over the lanes of each row, and writes the sums to the output.
   __device__ __forceinline__ void put_rows(float (&o)[kRows], int t) const {
     sum_lanes<C.lanes(), kRows>(o);
     constexpr int lanes_a_value = C.lanes() / kRows;
@@ -331,7 +331,7 @@ struct LinearDecode {
     put_columns(o, t);
   }
 
-  /// Sums over the lanes of a column, for sum_warps().
+  /// Sums o over the lanes of each column, and stores the sums for sum_warps().
   __device__ __forceinline__ void put_columns(float (&o)[kWidth], int t) const {
 #pragma unroll
     for (int apart = C.lanes(); apart < 32; apart *= 2) {

@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// A step of linear attention whose tokens wait in a ring, so that the state is read and seldom written. With n tokens
-// waiting, and a = exp(−slope):
+// A decode step of linear attention that keeps recent tokens in a ring, so that the state is read but seldom written.
+// With n tokens waiting in the ring, and a = exp(−slope):
 //
 //     o_t = a^(n+t+1) · q_t S + Σ_{i≤n+t} a^(n+t−i) · (q_t·k_i) v_i        tokens i ≥ n are the step's own
 //
-// Where the step's tokens find no room, S ← a^n · S + Σ_{i<n} a^(n−1−i) · k_i ⊗ v_i first, and n = 0.
+// If the ring has no room for the step's tokens, it is flushed first: S ← a^n · S + Σ_{i<n} a^(n−1−i) · k_i ⊗ v_i, and
+// n = 0.
 //
-// Blocks are those of LinearDecode: parts of v of one head of one sequence. Each reads the head's waiting keys, which
-// its neighbours have brought to L2, and forms the weights for itself. Nothing that a block writes is read by another:
-// v by parts, k by the first block alone, and after a flush into the half of the ring where no token waits.
+// Blocks are those of LinearDecode: each has a part of v of one head of one sequence. Each block reads all waiting keys
+// of the head, mostly from L2, and computes the weights itself. No block reads what another writes: each writes its own
+// part of v, only the first block writes k, and after a flush tokens go to the half of the ring where none waits.
 #pragma once
 
 #include "cuda/linear/linear_decode.cuh"
@@ -23,7 +24,7 @@ struct LinearRing {
   static constexpr int kWidth = C.width();
   static constexpr int kRows = Step::kRows;
   static constexpr int kLoads = Step::kLoads;
-  // Bytes of rows in shared memory. Those of v are apart so that lanes that read a column meet in few banks.
+  // Bytes of a row in shared memory. Rows of v are padded, so that lanes which read a column have few bank conflicts.
   static constexpr int kQueryRow = C.d * bytes_of(C.q);
   static constexpr int kKeyRow = C.d * bytes_of(C.k);
   static constexpr int kPartRow = C.tile * bytes_of(C.v);
@@ -64,7 +65,7 @@ struct LinearRing {
 
   static __device__ __forceinline__ int thread() { return Step::thread(); }
   __device__ __forceinline__ int tokens() const { return p.step.tokens; }
-  /// The first token that is not in the state by the time of the outputs.
+  /// The first token that the state does not contain when the outputs are computed.
   __device__ __forceinline__ int begin() const { return flush ? waiting : 0; }
 
   __device__ __forceinline__ void update() const {
@@ -95,12 +96,12 @@ struct LinearRing {
     if constexpr (C.rows == StateRows::k) step.sum_warps();
   }
 
-  /// exp(−slope · tokens); 1 for none, whatever the slope.
+  /// exp(−slope · tokens); 1 for no tokens, even if the slope is infinite.
   __device__ __forceinline__ float decay_of(int tokens) const {
     return tokens == 0 ? 1.0F : expf(-slope * static_cast<float>(tokens));
   }
 
-  // Rows of this head and part: those that wait, then those of the step.
+  // Copies rows of this head and part to shared memory: those of the ring, then those of the step.
   __device__ __forceinline__ void copy_tokens() const {
     const int head = step.head;
     const auto of_step = [&](const void* from, const Strides& strides, int column, int size) {
@@ -125,7 +126,8 @@ struct LinearRing {
     return static_cast<char*>(ring) + at * size;
   }
 
-  /// `old` rows of the ring and those of the step, `bytes` each; in shared memory `apart` bytes from row to row.
+  /// Copies `old` rows of the ring and then those of the step, `bytes` each. `apart` is the distance between rows in
+  /// shared memory.
   template <int bytes, int apart>
   __device__ __forceinline__ void copy_rows(char* to, int old, const char* ring, i64 ring_step, const char* fresh,
                                             i64 fresh_step) const {
@@ -139,7 +141,7 @@ struct LinearRing {
     }
   }
 
-  /// The step's tokens into the ring: behind those that wait, or into the other half.
+  /// Writes the step's tokens to the ring: behind those that wait, or after a flush to the other half.
   __device__ __forceinline__ void keep_tokens() const {
     const int next = flush ? p.ring - first : first + waiting;
     constexpr int of_k = bytes_of(C.k);
@@ -163,7 +165,7 @@ struct LinearRing {
     }
   }
 
-  /// scale · a^(n+t−i) · q_t·k_i: a warp forms four products at once.
+  /// Computes the weights scale · a^(n+t−i) · q_t·k_i. A warp computes four at a time.
   __device__ __forceinline__ void softmax_step() const {
     constexpr int part = C.d / 32;
     constexpr int together = 4;
@@ -193,7 +195,7 @@ struct LinearRing {
     return p.step.scale * decay_of((flush ? 0 : waiting) + t + 1);
   }
 
-  /// s ← a · s + k_i ⊗ v_i, as a step's own update.
+  /// s ← a · s + k_i ⊗ v_i, the same update as in LinearDecode.
   __device__ __forceinline__ void take_in(State (&s)[kRows * kLoads], float decay, int i) const {
     constexpr bool of_v = C.rows == StateRows::v;
 #pragma unroll
@@ -231,7 +233,7 @@ struct LinearRing {
     const float factor = factor_of_state(t);
 #pragma unroll
     for (int r = 0; r < kRows; ++r) o[r] *= factor;
-    // Lanes take turns at the tokens: their sums go the way of the products.
+    // The lanes of a row share the tokens. put_rows() adds their sums together with those of q · S.
     for (int i = begin() + thread() % C.lanes(); i <= waiting + t; i += C.lanes()) {
 #pragma unroll
       for (int r = 0; r < kRows; ++r) o[r] += weight(t, i) * value(i, Step::row(r));
@@ -251,7 +253,7 @@ struct LinearRing {
     const float factor = factor_of_state(t);
 #pragma unroll
     for (int j = 0; j < kWidth; ++j) o[j] *= factor;
-    // So do the threads of a column.
+    // In the same way, the threads of a column share the tokens.
     for (int i = begin() + thread() / C.lanes(); i <= waiting + t; i += C.threads() / C.lanes()) {
       float values[kWidth];
       read<C.v>(values, v + i * kValueRow + Step::column() * bytes_of(C.v));
@@ -272,7 +274,8 @@ struct LinearRing {
     return one.at[0];
   }
 
-  /// Neighbouring elements of a row in shared memory, aligned to all of them or to 16 bytes.
+  /// Reads adjacent elements of a row in shared memory, aligned to the bytes of all elements, or to 16 bytes if these
+  /// are more.
   template <Element type, int count>
   static __device__ __forceinline__ void read(float (&to)[count], const char* from) {
     constexpr int words = count * bytes_of(type) / 4;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The second pass of a step of linear attention whose blocks took parts of a head's rows of q and k: the parts'
-// outputs, added and rounded once.
+// The second kernel of a decode step of linear attention with splits, whose blocks took parts of the dims of q and k.
+// It adds the outputs of the parts in fp32 and rounds the sums once.
 #pragma once
 
 #include "cuda/ptx/grid.cuh"

@@ -73,7 +73,7 @@ void launch_metadata_check(const Problem& problem, const Bindings& bindings, con
   if (problem.kv2) params.source[1] = source_of(*problem.kv2, bindings, true);
   params.sources = problem.kv2 ? 2 : 1;
   params.appends = problem.operation == Operation::kv_append;
-  // A backward with a list of its own visits no other's tiles.
+  // A backward with a list of its own does not use the forward's.
   const bool own = bool{problem.bwd_list};
   if (const TileList& list = own ? problem.bwd_list : problem.list) {
     const detail::ListSlots& slots = detail::list_slots(own);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Metadata mode `report`: what host-side validation refuses, found on the device and written to a status word. One
-// block, beside a kernel that clamps the same values: the result is the same however threads are scheduled.
+// Metadata mode `report`: finds on the device what host-side validation refuses, and writes it to a status word. One
+// thread block runs before the kernel that clamps the same values. The result does not depend on how threads are
+// scheduled.
 #pragma once
 
 #include "cuda/attention/kv/sequence.cuh"
@@ -13,7 +14,7 @@ struct MetadataCheck {
   static constexpr int kNone = 0x7fffffff;
 
   const MetadataParams& p;
-  int& first;  // in shared memory
+  int& first;  // the smallest status, in shared memory
 
   static __device__ __forceinline__ void run(const MetadataParams& p) {
     __shared__ int first;
@@ -35,7 +36,7 @@ struct MetadataCheck {
     return static_cast<i64>(ends[b + 1]) - ends[b];
   }
 
-  // From 0, not decreasing, within `total`, each run at most `longest`.
+  // Boundaries must begin at 0, not decrease, and not exceed `total`; an interval has at most `longest` elements.
   __device__ __forceinline__ void boundaries(const int* ends, int b, i64 total, i64 longest, int slot) const {
     const i64 begin = ends[b];
     const i64 end = ends[b + 1];
@@ -50,7 +51,7 @@ struct MetadataCheck {
     }
     for (int s = 0; s < p.sources; ++s) keys(p.source[s], b);
     for (const MetadataSlots& states : p.states) {
-      if (states.slots != nullptr) require(state_of(states, b) < p.state_count, b, states.slot);  // below 0: none
+      if (states.slots != nullptr) require(state_of(states, b) < p.state_count, b, states.slot);  // negative: none
     }
     if (p.cursors == nullptr || (p.states[0].slots != nullptr && state_of(p.states[0], b) < 0)) return;
     require(p.cursors[b] >= 0 && p.cursors[b] <= p.cursor_limit, b, p.cursor_slot);
@@ -60,7 +61,7 @@ struct MetadataCheck {
     return states.is_long ? static_cast<const i64*>(states.slots)[b] : static_cast<const int*>(states.slots)[b];
   }
 
-  // How many new tokens there are, as clamped.
+  // The number of new tokens, after clamping.
   __device__ __forceinline__ int fresh(int b) const {
     return p.appends ? find_extent(p.cu_seqlens_q, p.seqused_q, b, p.seqlen_q, p.total_q).length : 0;
   }
@@ -86,7 +87,7 @@ struct MetadataCheck {
     require(fits, b, source.last_slot);
   }
 
-  // Page ids of the entries that lengths reach; all entries of CSR.
+  // Checks page ids: of a 2-D table those that the lengths reach, of CSR all.
   __device__ __forceinline__ void pages(const MetadataSource& source) const {
     const KvParams& kv = source.kv;
     if (kv.page_table == nullptr) return;
@@ -107,7 +108,7 @@ struct MetadataCheck {
     }
   }
 
-  // A warp a row.
+  // Each warp checks a row at a time.
   __device__ __forceinline__ void entries(const MetadataList& list) const {
     if (list.counts == nullptr) return;
     const i64 rows = static_cast<i64>(list.batch) * list.heads * list.lines;

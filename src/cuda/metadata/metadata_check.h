@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Metadata mode `report`: a small kernel in front of the one that clamps.
+// Metadata mode `report`: a small kernel that runs before the one that clamps.
 #pragma once
 
 #include "cuda/jit/kernel.h"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The row cuda.quantize of the table: rows to 8 bits and their descales.
+// The row cuda.quantize of the table: conversion of rows to 8 bits, with their descales.
 #include <algorithm>
 #include <bit>
 #include <cmath>
@@ -40,7 +40,7 @@ QuantizeConfig config_of(const Problem& p) {
   return config;
 }
 
-/// How a problem is cut into blocks of threads.
+/// How a problem is divided into thread blocks.
 struct Blocks {
   std::int64_t parts = 1;  // of a (batch, key head)
   std::int64_t part_rows = 0;
@@ -83,7 +83,7 @@ bool has_phase(const Problem& p, QuantizePhase phase) {
   return true;
 }
 
-/// What a launch has of the configuration: fields that change nothing in it are as they are by default.
+/// The configuration of one launch. Fields that do not affect the launch have their defaults.
 QuantizeConfig config_of(const Problem& p, QuantizePhase phase) {
   QuantizeConfig config = config_of(p);
   config.phase = phase;

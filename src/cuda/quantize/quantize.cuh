@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rows to 8 bits and their descales (docs/quantization.md). Some lanes of a warp have a row in registers, a block
-// several rows. Descales of blocks and tokens are found by the launch that rounds, which keeps the rows of a short
-// block in registers, and finds those of a long one in L1 when it reads them again. Descales by head, and the mean,
-// need launches in front: QuantizePhase.
+// Conversion of rows to 8 bits, with their descales (docs/quantization.md). A group of lanes of a warp has a row in
+// registers, so that a thread block has several rows at a time. The launch that rounds also finds descales by block and
+// by token. It keeps the rows of a short block of tokens in registers; those of a long one it reads twice, the second
+// time from L1. Descales by head, and the mean, need launches before it (QuantizePhase).
 #pragma once
 
 #include "cuda/attention/kv/sequence.cuh"
@@ -23,14 +23,14 @@ struct Quantize {
   const RowSigns<C> signs;
   const int thread = static_cast<int>(threadIdx.x);
   const int lane = thread % C.lanes;
-  const int own = thread / C.lanes;  // which of the block's rows
+  const int own = thread / C.lanes;  // index of this thread's row among those of the block
 
-  /// Where rows are.
+  /// The place of a row.
   struct Place {
     int token;  // of the sequence
     int head;
   };
-  /// Rows of a sequence that a block takes. Row r is that of head first_head + r mod heads at token r / heads.
+  /// Rows of a sequence that a thread block takes. Row r is that of head first_head + r mod heads at token r / heads.
   struct Rows {
     int batch;
     Extent extent;
@@ -56,7 +56,7 @@ struct Quantize {
     if constexpr (C.phase == QuantizePhase::mean) kernel.divide(block);
     if constexpr (C.phase == QuantizePhase::largest) kernel.find_largest(block);
     if constexpr (C.phase == QuantizePhase::round) {
-      // The launch in front ended with the last rows, which are in L2 still.
+      // The launch before ended with the last rows, which are still in L2. So these go first.
       if constexpr (C.grain == DescaleGrain::head) kernel.round_part(static_cast<int>(gridDim.x) - 1 - block);
       if constexpr (C.grain == DescaleGrain::block) kernel.round_block(block);
       if constexpr (C.grain == DescaleGrain::token) kernel.round_tokens(block);
@@ -67,7 +67,7 @@ struct Quantize {
     return find_extent(p.cu_seqlens, p.seqused, batch, p.seqlen, p.total);
   }
 
-  /// Part `block` of all (batch, key head).
+  /// The rows of part `block`, counted over all (batch, key head).
   __device__ __forceinline__ Rows part(int block) const {
     const int key_head = ptx::divide(block, p.parts);
     const int batch = ptx::divide(key_head, p.key_heads);
@@ -78,7 +78,7 @@ struct Quantize {
     return {batch, extent, head * group, p.group, begin, min(begin + p.part_rows, extent.length * group)};
   }
 
-  /// Rows that a thread loads before it uses any, and those of a block's threads.
+  /// Loaded: the rows that a thread loads before it uses the first of them. kLoaded: their number in a thread block.
   using Loaded = Row[C.ahead()];
   static constexpr int kLoaded = C.rows() * C.ahead();
   __device__ __forceinline__ int row_of(int first, int i) const { return first + i * C.rows() + own; }
@@ -93,14 +93,14 @@ struct Quantize {
                      row < rows.end ? p.d : 0);
     }
   }
-  /// What is quantised of a row that was loaded. By all threads of a warp at once.
+  /// Rotates a loaded row and subtracts the mean, as configured. All threads of a warp call this together.
   __device__ __forceinline__ void prepare(Row& row, const Rows& rows, const Place& place) const {
     if constexpr (C.hadamard) row.rotate(signs, p.rotated_chunks, lane);
     if constexpr (C.smooth && C.phase != QuantizePhase::sum) {
       row.subtract(p.mean + rows.batch * p.mean_batch + place.head * p.mean_head, lane, p.d);
     }
   }
-  /// Calls use(row, place, valid) for each row, all threads of a warp at once.
+  /// Calls use(row, place, valid) for each row, in all threads of a warp together.
   template <class Use>
   __device__ __forceinline__ void for_each(const Rows& rows, Use use) const {
 #pragma unroll 1
@@ -124,7 +124,7 @@ struct Quantize {
     return static_cast<const char*>(tensor) + at * bytes;
   }
 
-  // The sums of a part's columns: of each thread's rows, then of the threads that have the same columns.
+  // Sums each column of a part: first over each thread's rows, then over the threads that have the same columns.
   __device__ __forceinline__ void add_rows(int block) const {
     __shared__ float sums[C.rows()][C.lanes * C.steps * C.width];
     Row sum;
@@ -146,7 +146,7 @@ struct Quantize {
     }
   }
 
-  // `block`: of (batch, head).
+  // Computes the mean of (batch, head) number `block`.
   __device__ __forceinline__ void divide(int block) const {
     const int batch = ptx::divide(block, p.heads);
     const int head = block - batch * static_cast<int>(p.heads.value);
@@ -165,7 +165,7 @@ struct Quantize {
              [&](const Row& row, const Place& /*place*/, bool /*valid*/) { largest = fmaxf(largest, row.largest()); });
     return largest;
   }
-  /// Of all threads, to all threads.
+  /// The maximum over all threads of the block, returned to all of them.
   __device__ __forceinline__ float largest_of_block(float largest) const {
     __shared__ float warps[C.threads() / 32];
     largest = largest_of_lanes<32>(largest);
@@ -190,7 +190,7 @@ struct Quantize {
   static __device__ __forceinline__ float descale_of(float largest) {
     return largest > 0.0F ? fmaxf(largest / Range::largest, kLeastDescale) : 1.0F;
   }
-  /// Where the descale of a unit is: a key head (index 0), a block of tokens or a token.
+  /// The address of the descale of block of tokens, or token, `index`.
   __device__ __forceinline__ float* descale_at(int batch, int head, int index) const {
     return p.descales + (p.packed_descales ? 0 : batch * p.descale_batch) + head * p.descale_head + index;
   }
@@ -235,7 +235,7 @@ struct Quantize {
     if (thread == 0) *at = descale;
     round_rows(rows, descale);
   }
-  // A block whose rows the threads can keep.
+  // Rounds a block of tokens that is short enough to be kept in registers.
   __device__ __forceinline__ void round_kept(const Rows& rows, float* descale_at) const {
     Loaded kept;
     load(kept, rows, rows.begin);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A row in the registers of some lanes of a warp: chunk `step · lanes + lane` of `width` elements is a lane's.
+// A row in the registers of a group of lanes of a warp. A lane has chunks `step · lanes + lane` of `width` elements.
 #pragma once
 
 #include "cuda/quantize/quotients.cuh"
@@ -10,7 +10,7 @@
 
 namespace tessera::cuda {
 
-/// Random signs of a lane's columns, and what a rotation multiplies with.
+/// Random signs of a lane's columns, and the scale of the rotation.
 template <QuantizeConfig C>
 struct RowSigns {
   u32 bits[C.steps];
@@ -49,7 +49,7 @@ struct QuantizedRow {
 
   static __device__ __forceinline__ int column(int step, int lane) { return (step * C.lanes + lane) * C.width; }
 
-  /// Columns from `columns` on are 0.
+  /// Loads a row; columns from `columns` on are 0.
   __device__ __forceinline__ void load(const char* from, int lane, int columns) {
     clear();
 #pragma unroll
@@ -62,8 +62,8 @@ struct QuantizedRow {
     }
   }
 
-  /// Signs, then blocks of a Hadamard matrix, `chunks` long, a power of two or a part of one chunk. By all lanes of the
-  /// warp.
+  /// Multiplies by the random signs, and then each block of `chunks` chunks, a power of two, by a Hadamard matrix. All
+  /// lanes of the warp call this.
   __device__ __forceinline__ void rotate(const RowSigns<C>& signs, int chunks, int lane) {
 #pragma unroll
     for (int step = 0; step < C.steps; ++step) {
@@ -104,14 +104,14 @@ struct QuantizedRow {
     }
   }
 
-  /// Of the magnitudes that are finite.
+  /// The largest of the finite magnitudes.
   __device__ __forceinline__ float largest() const {
-    const float largest = largest_of([](float magnitude) { return magnitude; });  // without NaN
+    const float largest = largest_of([](float magnitude) { return magnitude; });  // fmaxf ignores NaN
     if (largest < kInfinity) return largest;
     return largest_of([](float magnitude) { return magnitude < kInfinity ? magnitude : 0.0F; });
   }
 
-  /// How many elements are out of range.
+  /// Stores the row divided by `descale`. Returns how many elements are out of range if the configuration counts them.
   template <Element to>
   __device__ __forceinline__ int store(char* row, int lane, int columns, float descale) const {
     const Quotients quotients(descale);
@@ -122,7 +122,7 @@ struct QuantizedRow {
   }
 
  private:
-  /// `scale`: numbers to multiples of the descale.
+  /// `scale` divides a number by the descale.
   template <Element to, class Scale>
   __device__ __forceinline__ int store(char* row, int lane, int columns, Scale scale) const {
     int out_of_range = 0;

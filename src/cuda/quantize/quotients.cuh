@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-// Numbers divided by one divisor, without the branch for rare operands that a division has for each.
+// Division of many numbers by one divisor, without the branch for rare operands that every `/` has.
 #pragma once
 
 #include "cuda/ptx/math.cuh"
 
 namespace tessera::cuda {
 
-/// A quotient is what `/` gives, or, where that is below 2^-30, some number below 2^-30, which every type of 8 bits
-/// rounds to 0. The product with the reciprocal is less than two units in the last place off; its remainder is exact,
-/// and what it adds, rounded once, makes the nearest number of it (P. Markstein, "Computation of elementary functions
-/// on the IBM RISC System/6000 processor", IBM J. Res. Dev. 34, 1990).
+/// of(x) is x / divisor, correctly rounded, if its magnitude is at least 2^-30. Otherwise it is some number below
+/// 2^-30, which every 8-bit type rounds to 0. The error of the product with the reciprocal is less than two units in
+/// the last place. The remainder is exact, and the correction by it, rounded once, gives the nearest number (P.
+/// Markstein, "Computation of elementary functions on the IBM RISC System/6000 processor", IBM J. Res. Dev. 34, 1990).
 struct Quotients {
   float divisor;
   float reciprocal;
-  bool is_ordinary;  // else neither the reciprocal nor remainders need be exact enough
+  bool is_ordinary;  // if not, the reciprocal or remainders may not be exact enough
 
   __device__ __forceinline__ explicit Quotients(float divisor) : divisor(divisor), reciprocal(1.0F / divisor) {
     const u32 bits = __float_as_uint(divisor);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A configuration as its kernel's source and name have it. Both follow from the list of its fields (visit_fields, in
-// src/shared beside the struct): a field that is missing there does not compile.
+// The text of a configuration in the source and the name of its kernel. Both follow from the list of its fields
+// (visit_fields, in the struct in src/shared). If the list lacks a field, the code does not compile.
 #pragma once
 
 #include <initializer_list>
@@ -21,7 +21,7 @@ struct FieldText {
   bool is_default;
 };
 
-/// Which fields a name has besides those that are told elsewhere in it.
+/// Which fields words_of() writes: all, or those that differ from their defaults.
 enum class Words { all, beyond_defaults };
 
 FieldText field_text(std::string_view name, int value);
@@ -32,12 +32,13 @@ FieldText field_text(std::string_view name, Enum value) {
   return field_text(name, spelling(value));
 }
 
-/// "constexpr TYPE config{.name = value, …};\n", of fields that are not as the struct has them by default.
+/// "constexpr TYPE config{.name = value, …};\n", with the fields that differ from their defaults.
 std::string configuration_line(std::string_view type, std::span<const FieldText> fields);
-/// " name=64 other=bf16 flag …"; of flags those that are on, and "flag=no" of one that is on by default.
+/// " name=64 other=bf16 flag …". Flags are written if they are on. If one is on by default, "flag=no" says that it is
+/// off. `told`: fields that are left out.
 std::string words_of(std::span<const FieldText> fields, Words which, std::initializer_list<std::string_view> told);
 
-/// Stands for a value of any type where fields are counted.
+/// Converts to any type, so that fields can be counted.
 struct AnyField {
   template <class T>
   constexpr operator T() const noexcept;  // NOLINT(google-explicit-constructor): it initialises fields
@@ -56,7 +57,7 @@ consteval int count_fields() {
   }
 }
 
-/// How many its visit_fields lists.
+/// How many fields visit_fields lists.
 template <Configuration Config>
 consteval int count_listed() {
   int count = 0;
@@ -85,7 +86,7 @@ std::string configuration_line(const Config& config) {
   return configuration_line(Config::type_name(), field_texts(config));
 }
 
-/// `told`: fields that the name has already.
+/// `told`: fields that are left out, because the name has them already.
 template <Configuration Config>
 std::string words_of(const Config& config, Words which, std::initializer_list<std::string_view> told = {}) {
   return words_of(field_texts(config), which, told);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The best blocks of a tile so far, by a warp: entries are ordered numbers of 64 bits, the largest first, of a score
-// and below it the complement of the block's number, so that of equal scores the lower block is larger. 0 is none. Lane
-// l has entries l, l + 32, ….
+// The list of the best blocks of a tile so far. A warp holds it; lane l has entries l, l + 32, …. Entries are 64-bit
+// numbers in descending order, 0 is no entry. The upper half is the score, mapped so that integers compare like scores.
+// The lower half is the complement of the block's index, so that of equal scores the lower block comes first.
 #pragma once
 
 #include "cuda/sparse/select_work.cuh"
@@ -38,7 +38,7 @@ struct BlockList {
     }
   }
 
-  /// Entry `index`, known to the whole warp.
+  /// Returns entry `index` to all lanes.
   __device__ __forceinline__ u64 at(int index) const {
     u64 found = 0;
 #pragma unroll
@@ -61,16 +61,17 @@ struct BlockList {
     }
   }
 
-  /// One step of sorting: lanes that differ in bit `distance` exchange entries so that the lower one has the larger, or
-  /// the smaller where `ascends`.
+  /// One step of a bitonic sort: lanes that differ in bit `distance` exchange entries, so that the lower lane has the
+  /// larger entry, or with `ascends` the smaller one.
   static __device__ __forceinline__ u64 exchange(u64 own, int distance, bool ascends) {
     const u64 other = __shfl_xor_sync(0xffffffffU, own, distance);
     const bool wants_larger = ((lane() & distance) == 0) != ascends;
     return (own > other) == wants_larger ? own : other;
   }
 
-  /// Takes candidates of all lanes at once (Batcher's bitonic sort, 1968). Sorted from the smallest on and compared
-  /// with the list, which begins with its largest, they leave the best 32 of both as a bitonic sequence.
+  /// Merges the candidates of all lanes into the list (Batcher's bitonic sort, 1968). The candidates are sorted in
+  /// ascending order, the list is in descending order. Their elementwise maxima are thus the best 32 of both, as a
+  /// bitonic sequence, which is then sorted.
   __device__ __forceinline__ void merge(u64 candidate) {
     static_assert(slots == 1);
 #pragma unroll
@@ -90,7 +91,7 @@ struct BlockList {
     u64 least = at(places - 1);
     u32 waiting = __ballot_sync(0xffffffffU, candidate > least);
     if constexpr (slots == 1) {
-      constexpr int worth_sorting = 7;  // candidates one after another, which take as many instructions
+      constexpr int worth_sorting = 7;  // inserting so many candidates takes as many instructions
       if (__popc(waiting) >= worth_sorting) {
         merge(candidate);
         return;
@@ -105,7 +106,8 @@ struct BlockList {
     }
   }
 
-  /// Forced blocks and the first `forced.places` entries, in ascending order, then −1. The result is how many.
+  /// Writes the forced blocks and those of the first `forced.places` entries, in ascending order, and then −1. Returns
+  /// the number of blocks.
   __device__ __forceinline__ int write(int* to, const ForcedBlocks& forced, int top) const {
     const int initial = forced.initial_count();
     const int local = forced.local_count();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where the tokens and the compressed blocks of a sequence are, by lengths that are clamped: whatever they say, no
-// index made of them leaves the tensors.
+// The extents of a sequence's tokens and compressed blocks. Lengths are clamped, so that no index computed from them is
+// outside of the tensors, whatever their values are.
 #pragma once
 
 #include "cuda/attention/kv/sequence.cuh"
@@ -9,7 +9,7 @@
 
 namespace tessera::cuda {
 
-/// Complete blocks of so many tokens.
+/// The number of complete blocks in `tokens` tokens.
 __device__ __forceinline__ int blocks_of(const CompressionParams& p, int tokens) {
   return tokens < p.length ? 0 : ptx::divide(tokens - p.length, p.stride) + 1;
 }
@@ -20,7 +20,7 @@ __device__ __forceinline__ int sum_of_warp(int count, int most) {
   return count;
 }
 
-/// Rows of packed compressed keys in front of sequence `batch`; 0 when dense. By whole warps.
+/// The number of rows of packed compressed keys before sequence `batch`; 0 for dense ones. Whole warps call this.
 __device__ __forceinline__ int first_block_of(const CompressionParams& p, int batch) {
   if (p.cu_seqlens == nullptr) return 0;
   int count = 0;
@@ -33,7 +33,7 @@ __device__ __forceinline__ int first_block_of(const CompressionParams& p, int ba
 
 struct CompressedSequence {
   Extent tokens;
-  int first_block;  // row of the first block, of packed ones
+  int first_block;  // row of the first block; 0 for dense ones
   int blocks;
 
   __device__ __forceinline__ CompressedSequence(const CompressionParams& p, int batch) {
@@ -44,14 +44,14 @@ struct CompressedSequence {
   }
 };
 
-/// Address of columns of a head of a row; `row` counts from where the sequence's batch begins.
+/// Address of column `column` of a head's row. `row` counts from the first row of `batch`.
 template <Element type>
 __device__ __forceinline__ char* row_at(const HeadRows& rows, int batch, i64 row, int head, int column) {
   return rows.data +
          (batch * rows.strides.batch + row * rows.strides.row + head * rows.strides.head + column) * bytes_of(type);
 }
 
-/// A thread's columns among those of all heads, `width` of them.
+/// The head and the first of the `width` columns of a thread; `item` counts such columns over all heads.
 template <int width>
 struct HeadColumns {
   int head, column;

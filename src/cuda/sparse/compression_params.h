@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// From a problem's bindings to what kernels know of compressed keys.
+// Builds the parameters of kernels for compressed keys from a problem's bindings.
 #pragma once
 
 #include <algorithm>
@@ -19,7 +19,7 @@ inline std::int64_t most_blocks(const Problem& p) { return detail::compressed_bl
 
 inline bool packs_keys(const Problem& p) { return p.kv.layout == KvLayout::varlen; }
 
-/// Rows of compressed keys of all sequences.
+/// The most rows of compressed keys of all sequences.
 inline std::int64_t pooled_capacity(const Problem& p) {
   return packs_keys(p) ? p.kv.total / p.nsa.stride : p.batch * most_blocks(p);
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The gates of a row of a head, by some lanes that share its columns.
+// The gates of a row of a head. A group of lanes of a warp shares the columns of the row.
 #pragma once
 
 #include "cuda/attention/kv/sequence.cuh"
@@ -9,7 +9,7 @@
 
 namespace tessera::cuda {
 
-/// Where a row of a head is; its numbers count elements.
+/// A row of a head; at() is its offset in elements.
 struct GateRow {
   int batch, row, head;
 
@@ -18,12 +18,12 @@ struct GateRow {
   }
 };
 
-/// Rows of all sequences; of packed ones those that are in use.
+/// The number of rows of all sequences; for packed sequences, of those in use.
 __device__ __forceinline__ int rows_in_use(const GateParams& p) {
   return p.cu_seqlens != nullptr ? clamp(p.cu_seqlens[p.batch], 0, p.all_rows) : p.all_rows;
 }
 
-/// `row` of all sequences.
+/// Finds row `row`, counted over all sequences.
 __device__ __forceinline__ GateRow find_row(const GateParams& p, int row, int head) {
   if (p.cu_seqlens != nullptr) return {0, row, head};
   const int batch = ptx::divide(row, p.rows);
@@ -34,7 +34,7 @@ template <GateConfig C>
 struct Gates {
   using QueryVector = RowVector<C.q, C.width>;
 
-  /// The sum of each over the lanes of a row. By whole warps.
+  /// Sums each number over the lanes of a row. Whole warps call this.
   static __device__ __forceinline__ void add_lanes(float (&sum)[kGates]) {
 #pragma unroll
     for (int step = C.lanes / 2; step > 0; step /= 2) {
@@ -49,7 +49,7 @@ struct Gates {
     return weight;
   }
 
-  /// What the lane's columns `column` and on of q add to the logits.
+  /// Adds the products of q's columns from `column` on to the logits.
   static __device__ __forceinline__ void add_logits(float (&logits)[kGates], const GateParams& p, int head, int column,
                                                     const QueryVector& q) {
 #pragma unroll
@@ -62,7 +62,7 @@ struct Gates {
 
   static __device__ __forceinline__ float sigmoid(float x) { return 1.0F / (1.0F + expf(-x)); }
 
-  /// Those that need no q; 0 for a row that does not exist.
+  /// The gates that do not depend on q: 1 / kGates, or given gates, which are 0 for a row that does not exist.
   static __device__ __forceinline__ void find_given(float (&gates)[kGates], const GateParams& p, const GateRow& row,
                                                     bool exists) {
 #pragma unroll

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The row cuda.nsa_gate of the table: three branches times their gates, and the gradients.
+// The row cuda.nsa_gate of the table: the sum of three branches, each times its gate, and its gradients.
 #include <algorithm>
 #include <limits>
 
@@ -15,8 +15,8 @@ namespace tessera::cuda {
 namespace {
 
 constexpr std::int64_t kMostHeads = 65535;  // blocks in y
-constexpr std::int64_t kPartRows = 128;     // of a backward, at least
-constexpr std::int64_t kMostBlocks = 4096;  // of a backward: some waves of them on any GPU
+constexpr std::int64_t kPartRows = 128;     // of a part in a backward, at least
+constexpr std::int64_t kMostBlocks = 4096;  // thread blocks of a backward: several waves on any GPU
 constexpr std::int64_t kMostChunks = 16;
 
 std::int64_t sequences(const Problem& p) { return p.q_layout == Layout::varlen ? 1 : p.batch; }
@@ -55,7 +55,7 @@ Support supports(const Problem& p, const Target& target, const Wishes& /*wishes*
   return Support::yes();
 }
 
-/// Of the rows of all sequences, in a backward.
+/// The number of parts into which a backward divides the rows of all sequences.
 std::int64_t parts_of(const Problem& p) {
   const std::int64_t most = std::max<std::int64_t>(1, kMostBlocks / std::max<std::int64_t>(p.heads_q, 1));
   return std::clamp<std::int64_t>(divide_up(sequences(p) * rows(p), kPartRows), 1, most);
@@ -150,7 +150,7 @@ GateParams params_of(const Problem& problem, const Bindings& bindings, std::byte
   return p;
 }
 
-/// dw of no rows is 0, so that these kernels run even then.
+/// Even without rows these kernels run, because dw must then be set to 0.
 void run_backward(const Problem& problem, const Bindings& bindings, const Resources& resources, GateParams& params) {
   void* parameters[] = {&params};
   const auto parts = static_cast<std::uint32_t>(parts_of(problem));

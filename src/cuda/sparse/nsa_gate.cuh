@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// O = Σ g_x · O_x over the branches of native sparse attention, each row of a head by some lanes.
+// O = Σ g_x · O_x over the branches of native sparse attention. A group of lanes computes each row of a head.
 #pragma once
 
 #include "cuda/ptx/grid.cuh"
@@ -44,7 +44,7 @@ struct NsaGate {
 #pragma unroll
     for (int i = 0; i < C.width; ++i) {
       sum.at[i] = 0.0F;
-      // A branch that is shut may hold anything.
+      // A branch with a gate of 0 may hold anything, even NaN.
 #pragma unroll
       for (int x = 0; x < kGates; ++x) sum.at[i] += gates[x] == 0.0F ? 0.0F : gates[x] * branch[x].at[i];
     }

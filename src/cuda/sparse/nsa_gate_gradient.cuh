@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Gradients of the branches, the gates and what these are of: dO_x = g_x · dO, dg_x = dO · O_x; of sigmoids
-// e_x = dg_x · g_x · (1 − g_x), dq = Σ e_x · w_x, dw_x = Σ e_x · q. A block of threads takes consecutive rows of one
-// head, so that its threads add up dw in registers; what they have is left for NsaGateSum.
+// Gradients of the branches and the gates: dO_x = g_x · dO, dg_x = dO · O_x. With sigmoid gates also those of q and the
+// gates' weights: e_x = dg_x · g_x · (1 − g_x), dq = Σ e_x · w_x, dw_x = Σ e_x · q. A thread block takes consecutive
+// rows of one head, so that its threads add up dw in registers. It stores its sums for NsaGateSum.
 #pragma once
 
 #include "cuda/ptx/grid.cuh"
@@ -26,7 +26,7 @@ struct NsaGateGradient {
     const int group = static_cast<int>(threadIdx.x) / C.lanes;
     const int begin = static_cast<int>(blockIdx.x) * p.part_rows;
     const int end = min(begin + p.part_rows, rows);
-    // The groups of a warp go on together, because they meet in shuffles.
+    // All groups of a warp take part in every iteration, because they share shuffles.
     for (int first = begin; first < end; first += C.groups()) part.take(first + group, first + group < end);
     if constexpr (kSigmoid) part.leave_weights(group);
   }
@@ -72,7 +72,7 @@ struct NsaGateGradient {
     for (float& gate : gates) gate = Gates<C>::sigmoid(gate);
   }
 
-  /// And adds dO · O_x.
+  /// Writes dO_x, and adds dO · O_x to `sum`.
   __device__ __forceinline__ void write_branches(float (&sum)[kGates], const GateRow& row, int column,
                                                  const float (&gates)[kGates]) const {
     RowVector<C.o, C.width> dout;
@@ -93,7 +93,7 @@ struct NsaGateGradient {
     }
   }
 
-  /// What a row adds to dw, and its dq.
+  /// Adds a row's share to dw, and writes its dq.
   __device__ __forceinline__ void add_row(const float (&e)[kGates], const QueryVector (&q)[C.chunks],
                                           const GateRow& row) {
 #pragma unroll
@@ -116,7 +116,7 @@ struct NsaGateGradient {
     }
   }
 
-  /// Adds the groups' sums, in their order, and leaves them as the part's.
+  /// Adds the sums of the groups in a fixed order, and writes the result as the sums of this part.
   __device__ __forceinline__ void leave_weights(int group) const {
     __shared__ float sums[kGates][C.chunks * C.columns()];
     for (int turn = 0; turn < C.groups(); ++turn) {

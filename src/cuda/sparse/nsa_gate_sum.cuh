@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Gradients of the gates' weights: the parts that NsaGateGradient left, added in their order.
+// Gradients of the gates' weights: adds the partial sums of NsaGateGradient in a fixed order.
 #pragma once
 
 #include "cuda/ptx/grid.cuh"

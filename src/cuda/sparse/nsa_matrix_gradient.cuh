@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Gradients of projections: dP = Σ meanᵀ · gradient over the compressed keys of all sequences, in their order. A block
-// of threads has a tile of the matrix of a head, a thread four rows of one of its columns.
+// Gradients of projections: dP = Σ meanᵀ · gradient over the compressed keys of all sequences, in their order. A thread
+// block computes a tile of a head's matrix, and a thread computes four rows of one column of it.
 #pragma once
 
 #include "cuda/ptx/grid.cuh"
@@ -58,7 +58,7 @@ struct NsaMatrixGradient {
     }
   }
 
-  /// 0 outside.
+  /// An element, or 0 if it does not exist.
   template <Element type>
   static __device__ __forceinline__ float element(const HeadRows& rows, int batch, int row, int head, int column,
                                                   bool exists, int dim) {

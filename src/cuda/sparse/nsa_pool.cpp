@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // The row cuda.nsa_pool of the table: compressed keys and values, and their gradients.
 //
-//     forward            means                          with projections: means in fp32, then their products
-//     backward           gradients of tokens            with projections: products with the transpose in fp32,
-//     gradients
-//                                                       of tokens, means in fp32, gradients of the matrices
+// These are the launches, in their order:
+//
+//     forward                      means
+//     forward with projections     means in fp32, their products with the matrices
+//     backward                     gradients of tokens
+//     backward with projections    products of gradients with the transposed matrices in fp32, gradients of tokens,
+//                                  means in fp32, gradients of the matrices
 #include "cuda/implementations.h"
 #include "cuda/jit/element.h"
 #include "cuda/jit/kernel.h"
@@ -15,7 +18,7 @@
 namespace tessera::cuda {
 namespace {
 
-/// Sides of one type share their launches.
+/// Sides (K and V) of the same type share launches.
 struct Part {
   int first, count;
 };
@@ -29,7 +32,7 @@ int width_of(const Problem& p) { return p.head_dim_qk % 8 == 0 && p.head_dim_v %
 
 std::int64_t widest(const Problem& p) { return std::max(p.head_dim_qk, p.head_dim_v); }
 
-/// Numbers of all rows of one side.
+/// Elements of all rows of one side.
 std::int64_t pooled_numbers(const Problem& p, std::int64_t dim) { return pooled_capacity(p) * p.heads_kv * dim; }
 
 Support supports(const Problem& p, const Target& target, const Wishes& /*wishes*/) {
@@ -100,7 +103,7 @@ void plan(detail::PlanState& state) {
   }
 }
 
-/// The launches of some sides.
+/// Launches the kernels of one part.
 class Launches {
  public:
   Launches(const Problem& problem, const Bindings& bindings, const Resources& resources, const Part& part)
@@ -109,7 +112,7 @@ class Launches {
     batches_ = static_cast<std::uint32_t>(std::max<std::int64_t>(problem.batch, 1) * part.count);
   }
 
-  /// Means of tokens, into `means` or where they are wanted.
+  /// Means of tokens, to the workspace or to the output.
   void pool(const Kernel& kernel, bool to_workspace) {
     PoolParams params = pool_params();
     for (int i = 0; i < part_.count; ++i) {
@@ -161,7 +164,7 @@ class Launches {
     MatrixGradientParams params{};
     params.compression = compression_;
     params.blocks = Divisor(static_cast<int>(std::max<std::int64_t>(most_blocks(p_), 1)));
-    if (most_blocks(p_) == 0) params.compression.batch = 0;  // sums of nothing
+    if (most_blocks(p_) == 0) params.compression.batch = 0;  // the sums are 0
     for (int i = 0; i < part_.count; ++i) {
       MatrixGradientSide& to = params.side[i];
       to.means = workspace_rows(i);
@@ -189,7 +192,7 @@ class Launches {
     return params;
   }
 
-  /// fp32 rows of side `i`, those of K in front.
+  /// The fp32 rows of side `i` in the workspace; those of K come first.
   [[nodiscard]] HeadRows workspace_rows(int i) const {
     auto* numbers = reinterpret_cast<float*>(resources_.workspace);
     if (part_.first + i > 0) numbers += pooled_numbers(p_, p_.head_dim_qk);
@@ -197,7 +200,7 @@ class Launches {
     return {reinterpret_cast<char*>(numbers), {packs_keys(p_) ? 0 : most_blocks(p_) * row, row, side(i).dim}};
   }
 
-  /// Blocks of threads for those of the longest sequence, `together` at a time.
+  /// The number of thread blocks for the compressed blocks of the longest sequence, `together` in each.
   [[nodiscard]] std::uint32_t blocks(int together) const {
     return static_cast<std::uint32_t>(
         divide_up<std::int64_t>(std::max<std::int64_t>(most_blocks(p_), 1), static_cast<std::int64_t>(together)));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Means of blocks of tokens. A block of threads takes one block of tokens and 32 vectors of neighbouring columns: its
-// warps sum parts of the tokens, whose rows they read once where blocks do not overlap.
+// Means of blocks of tokens. A thread block takes one block of tokens and 32 vectors of adjacent columns. Each of its
+// warps sums a part of the tokens. If blocks of tokens do not overlap, each row is read once.
 #pragma once
 
 #include "cuda/ptx/grid.cuh"
@@ -59,7 +59,7 @@ struct NsaPool {
     }
   }
 
-  /// Leaves the sums of all warps with the first.
+  /// Adds the sums of all warps to those of the first.
   static __device__ __forceinline__ void add_warps(Vector& sum, int lane) {
     __shared__ float parts[PoolConfig::kWarps - 1][C.width][32];
     const int warp = static_cast<int>(threadIdx.x) / 32;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rows of compressed keys times the matrix of their head, in fp32: tensor cores would round the means. A thread has
-// some columns of 16 rows, which lie in shared memory.
+// Multiplies rows of compressed keys by their head's matrix, in fp32, because tensor cores would round the means. The
+// block's 16 rows lie in shared memory, and a thread computes some columns of their products.
 #pragma once
 
 #include "cuda/ptx/grid.cuh"

@@ -12,34 +12,35 @@
 namespace tessera::cuda {
 namespace {
 
-constexpr std::int64_t kMostBlock = std::int64_t{1} << 24;  // tokens of a block, so that ends of 64 fit 32 bits
+constexpr std::int64_t kMostBlock = std::int64_t{1} << 24;  // tokens of a block: 64 blocks then end within 32 bits
 constexpr std::int64_t kMostTop = 512;                      // 16 entries of a list for each lane of a warp
 constexpr std::int64_t kMostMmaDim = 256;
 
 /// Query heads of a list.
 std::int64_t shared_heads(const Problem& p) { return p.nsa.query_heads ? 1 : p.group(); }
 
-/// How a block of threads cuts up its tiles.
+/// How a thread block divides its tiles.
 struct Cut {
   SelectConfig config;
   int tile_rows;       // scoring rows of a tile
-  int panel_rows;      // whose vectors meet the keys together
-  int tiles_together;  // of a block of threads
-  int shared_bytes;    // of as many tiles as fit
+  int panel_rows;      // scoring rows whose vectors are multiplied by the keys at a time
+  int tiles_together;  // of a thread block
+  int shared_bytes;    // for tiles_together as it was before spread()
 };
 
 bool has_tensor_cores(const Problem& p) {
   return p.q_type == p.k_type && p.q_type != DType::fp32 && p.head_dim_qk % 8 == 0 && p.head_dim_qk <= kMostMmaDim;
 }
 
-/// 16-bit numbers for one of a scoring vector. Where it is no row of q, as many as add up to the 24 bits of fp32.
+/// The number of 16-bit terms of an element of a scoring vector. If the vector is not a row of q, there are as many as
+/// (nearly) the 24 bits of fp32 need.
 int terms_of(const Problem& p) {
   const bool is_row = p.nsa.reduce != TileReduce::mean && (p.nsa.score == SelectScore::softmax || shared_heads(p) == 1);
   if (is_row) return 1;
   return p.q_type == DType::bf16 ? 3 : 2;
 }
 
-/// Vectors of a scoring row.
+/// The number of vectors of a scoring row.
 std::int64_t vectors_apart(const Problem& p) { return p.nsa.score == SelectScore::dot ? 1 : shared_heads(p); }
 
 Cut cut_of(const Problem& p, SelectConfig config) {
@@ -52,7 +53,7 @@ Cut cut_of(const Problem& p, SelectConfig config) {
   cut.panel_rows = static_cast<int>(std::max<std::int64_t>(config.rows / apart, 1));
   cut.tiles_together = std::max(cut.panel_rows / cut.tile_rows, 1);
   const std::int64_t vectors = cut.tiles_together * cut.tile_rows * apart;
-  constexpr std::int64_t most = std::int64_t{1} << 24;  // of shared memory there is less
+  constexpr std::int64_t most = std::int64_t{1} << 24;  // more than any shared memory
   cut.shared_bytes = vectors > most ? static_cast<int>(most)
                                     : config.smem_bytes(static_cast<int>(p.head_dim_qk), static_cast<int>(vectors),
                                                         cut.tiles_together * cut.tile_rows, cut.tiles_together,
@@ -75,15 +76,15 @@ SelectConfig base_config(const Problem& p) {
   return config;
 }
 
-/// Blocks of threads that share a multiprocessor; two have 128 registers a thread, which not every kernel can do with.
+/// Thread blocks per multiprocessor. With two, a thread has 128 registers, which is too few for some kernels.
 int blocks_of(const Cut& cut, const Target& target) {
   const SelectConfig& c = cut.config;
   const bool is_light = c.scoring == ScoringRows::first || (c.scoring == ScoringRows::mean && !c.has_stats());
   return is_light ? std::clamp(blocks_that_fit(cut.shared_bytes, target), 1, 2) : 1;
 }
 
-/// The most rows and stages that fit, where two blocks are worth more than two stages; tensor cores where they can be
-/// had.
+/// Takes the most rows that fit, with tensor cores if these are possible. There are two stages if they fit and do not
+/// reduce the number of blocks per multiprocessor.
 Cut choose(const Problem& p, const Target& target) {
   Cut cut{};
   const auto fits = [&](SelectConfig config) {
@@ -142,7 +143,8 @@ Support supports(const Problem& p, const Target& target, const Wishes& /*wishes*
   return Support::yes();
 }
 
-/// Fewer tiles for each block of threads where multiprocessors would idle: warps make their lists one after another.
+/// Gives each thread block fewer tiles if multiprocessors would idle. This helps as long as a block has more tiles than
+/// warps, because a warp makes the lists of its tiles one after another.
 void spread(Cut& cut, const Problem& p, const Target& target) {
   const std::int64_t lists = p.batch * detail::select_heads(p), tiles = detail::select_tiles(p);
   const auto idles = [&] {
@@ -172,7 +174,7 @@ void plan(detail::PlanState& state) {
   state.prepared = cut;
 }
 
-/// Selection blocks whose compressed keys are 64 at most, or one.
+/// The most selection blocks that have at most 64 compressed keys together, but at least one.
 int blocks_together(const Nsa& nsa) {
   constexpr std::int64_t keys = SelectConfig::kKeys;
   if (nsa.score == SelectScore::dot) return static_cast<int>(keys);

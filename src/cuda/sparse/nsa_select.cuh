@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Scores of blocks and the best of them for each tile of queries, in one pass over the compressed keys (two where
-// scores are probabilities) and in memory that does not grow with them. Vectors of scoring rows meet 64 keys at a time;
-// where scores are dot products a vector is the sum over the heads that share a list, else each head has its own.
+// Scores blocks and keeps the best of them for each tile of queries, in one pass over the compressed keys (two with
+// probabilities) and in memory that does not depend on their number. A scoring row has one vector, the sum over the
+// heads that share a list; with probabilities it has one for each head. Vectors are multiplied by 64 keys at a time.
 #pragma once
 
 #include "cuda/ptx/grid.cuh"
@@ -24,11 +24,11 @@ struct NsaSelect {
   SelectProducts<C>& products;
   SelectTile* tiles;
   SelectKeyTile* key_tiles;
-  int* row_visible;    // (rows): compressed keys, where a panel has more than the tiles' rows or probabilities
-  float* sums;         // (rows of a panel, kPitch): scores of blocks, where they are sums of probabilities
-  float* maxima;       // (vectors): the largest product; where scores are probabilities
-  float* totals;       // (vectors): sums of exponentials
-  float* tile_scores;  // (tiles, kPitch), where all rows score
+  int* row_visible;    // (rows): compressed keys that each row sees; with probabilities, or if all rows score
+  float* sums;         // (rows of a panel, kPitch): scores of blocks, with probabilities
+  float* maxima;       // (vectors): the largest product, with probabilities
+  float* totals;       // (vectors): sums of exponentials, with probabilities
+  float* tile_scores;  // (tiles, kPitch), if all rows score
   u64* lists;          // (tiles, top)
   u64* key_lists;      // (tiles, compressed top)
 
@@ -56,7 +56,7 @@ struct NsaSelect {
     select.select(vectors);
   }
 
-  /// Vectors of a scoring row.
+  /// The number of vectors of a scoring row.
   static __device__ __forceinline__ int heads_apart(const SelectParams& p) {
     return kDot ? 1 : static_cast<int>(p.shared_heads.value);
   }
@@ -66,10 +66,10 @@ struct NsaSelect {
   static __device__ __forceinline__ int lane() { return thread() % 32; }
 
   __device__ __forceinline__ int rows() const { return p.tiles_together * tile_rows(p); }
-  /// Only where all rows score can a tile have more of them than a panel.
+  /// A tile can have more scoring rows than a panel only if all rows score.
   __device__ __forceinline__ int panels() const { return kAllRows ? p.panels : 1; }
   __device__ __forceinline__ int row_of(int vector) const { return ptx::divide(vector, p.shared_heads); }
-  /// Rows of a panel, of which the last may have fewer.
+  /// The number of rows of a panel; the last panel may have fewer.
   __device__ __forceinline__ int rows_of(int panel) const { return min(p.panel_rows, rows() - panel * p.panel_rows); }
   __device__ __forceinline__ int first_vector(int panel) const { return panel * p.panel_rows * heads_apart(p); }
   __device__ __forceinline__ int vectors_of(int panel) const { return rows_of(panel) * heads_apart(p); }
@@ -132,7 +132,7 @@ struct NsaSelect {
     key_tiles[index] = tile;
   }
 
-  /// The first pass: what probabilities of a panel's vectors are divided by.
+  /// The first pass, with probabilities: adds up the denominators of a panel's vectors.
   __device__ __forceinline__ void add_exponentials(int panel, int visible) const {
     if (panels() > 1) load_panel(panel);
     for (int first = 0; first < visible; first += kKeys) {
@@ -154,7 +154,7 @@ struct NsaSelect {
     for (int step = 16; step > 0; step /= 2) {
       largest = fmaxf(largest, __shfl_xor_sync(0xffffffffU, largest, step));
     }
-    // −∞ adds nothing, even to a maximum of −∞.
+    // A product of −∞ adds 0, even if the maximum is −∞ too.
     float sum = (low == -kInfinity ? 0.0F : expf(low - largest)) + (high == -kInfinity ? 0.0F : expf(high - largest));
 #pragma unroll
     for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(0xffffffffU, sum, step);
@@ -166,7 +166,7 @@ struct NsaSelect {
     __syncwarp();
   }
 
-  /// Scores of blocks [first, first + blocks_together) of all tiles, offered to their lists.
+  /// Computes the scores of blocks [first, first + blocks_together) for all tiles, and offers them to the tiles' lists.
   __device__ __forceinline__ void score_blocks(int first, int visible) const {
     for (int panel = 0; panel < panels(); ++panel) {
       if (panels() > 1) load_panel(panel);
@@ -180,13 +180,13 @@ struct NsaSelect {
     offer_to_all(first, kAllRows ? tile_scores : kDot ? products.scores : sums);
   }
 
-  /// The first key of the blocks behind those from `first` on, if they are next; else −1.
+  /// The first key of the blocks after these, if the next product is with them; else −1.
   __device__ __forceinline__ int next_key(int first, int visible) const {
     const int next = first + p.blocks_together;
     return panels() == 1 && next < work.candidates(visible) ? work.first_key(next) : -1;
   }
 
-  /// Sums of probabilities of the blocks' keys, 64 at a time. `next`: the keys behind them.
+  /// Adds the probabilities of the blocks' keys to `sums`, 64 keys at a time. `next`: the key to multiply next, or −1.
   __device__ __forceinline__ void add_probabilities(int panel, int first, int visible, int next) const {
     const int begin = work.first_key(first);
     const int end = min(visible, work.end_key(first, p.blocks_together));
@@ -231,10 +231,10 @@ struct NsaSelect {
     return sum;
   }
 
-  /// Into scores of tiles, those of a panel's rows.
+  /// Updates the scores of tiles by the largest scores of a panel's rows.
   __device__ __forceinline__ void take_largest(int panel, int first) const {
     const float* scores = kDot ? products.scores : sums;
-    const int begin = panel * p.panel_rows;  // rows of all tiles
+    const int begin = panel * p.panel_rows;  // counted over the rows of all tiles
     const int end = begin + rows_of(panel);
     for (int i = thread(); i < p.tiles_together * p.blocks_together; i += C.threads()) {
       const int tile = i / p.blocks_together;
@@ -243,15 +243,15 @@ struct NsaSelect {
       const int last = min(end, (tile + 1) * tile_rows(p));
       for (int row = max(begin, tile * tile_rows(p)); row < last; ++row) {
         if (first + block >= work.candidates(row_visible[row])) continue;
-        largest = fmaxf(largest, scores[(row - begin) * kPitch + block]);  // which is no NaN
+        largest = fmaxf(largest, scores[(row - begin) * kPitch + block]);  // ignores NaN
       }
       tile_scores[tile * kPitch + block] = largest;
     }
     __syncthreads();
   }
 
-  /// Scores of blocks [first, first + blocks_together), a row for each tile. Most change no list: four lanes find the
-  /// largest of a tile, so that a warp asks eight tiles at once which of them it has to go through.
+  /// Offers scores of blocks [first, first + blocks_together), a row for each tile, to the lists. Most scores change no
+  /// list, so a warp first tests which of eight tiles have scores that may; four lanes test a tile.
   __device__ __forceinline__ void offer_to_all(int first, const float* scores) const {
     static_assert(kWarps * 8 >= C.rows, "a warp has at most eight tiles");
     constexpr bool offers_keys = C.has_compressed() && kDot;
@@ -280,7 +280,7 @@ struct NsaSelect {
     }
   }
 
-  /// Of the first `count` of 64 scores, those that a lane's quarter of them has; NaN is none.
+  /// The largest of this lane's quarter of 64 scores, of which only the first `count` count; NaN is ignored.
   __device__ __forceinline__ float largest_of(const float* scores, int count) const {
     float largest = -kInfinity;
 #pragma unroll
@@ -294,7 +294,7 @@ struct NsaSelect {
     return largest;
   }
 
-  /// Blocks come in ascending order, so that one as good as the last of a full list is not taken.
+  /// Blocks come in ascending order. So one whose score equals the lowest of a full list is not taken.
   __device__ __forceinline__ void offer(int index, int first, const float* scores) const {
     SelectTile& tile = tiles[index];
     const int count = min(p.blocks_together, tile.end - first);
@@ -322,8 +322,8 @@ struct NsaSelect {
     if (lane() == 0 && least != 0) tile.bar = score_of(least);
   }
 
-  /// Blocks of the 64 compressed keys from `first` on, or what of them is behind those of the call before: a block's
-  /// score is that of its best key. `scores`: of the keys, in `heads` rows that add up.
+  /// Takes the 64 compressed keys from `first` on, except those that an earlier call took, and offers their blocks. A
+  /// block's score is that of its best key, a key's score the sum of its scores in `heads` rows.
   __device__ __forceinline__ void offer_keys(int index, int first, const float* scores, int heads) const {
     SelectKeyTile& tile = key_tiles[index];
     const int end = tile.end;
@@ -339,7 +339,7 @@ struct NsaSelect {
       for (int at = key - first + lane(); at < stop - first; at += 32) {
         float score = scores[at];
         for (int head = 1; head < heads; ++head) score += scores[head * kPitch + at];
-        largest = fmaxf(largest, score);  // which is no NaN
+        largest = fmaxf(largest, score);  // ignores NaN
       }
 #pragma unroll
       for (int step = 16; step > 0; step /= 2) {

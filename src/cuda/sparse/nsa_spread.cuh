@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Gradients of tokens: of each the gradients of the means that it went into, added in order, over the length of a
-// block.
+// Gradients of tokens. A token's gradient is the sum of the gradients of all means that contain the token, added in a
+// fixed order, divided by the length of a block.
 #pragma once
 
 #include "cuda/ptx/grid.cuh"
@@ -11,8 +11,8 @@ namespace tessera::cuda {
 
 template <SpreadConfig C>
 struct NsaSpread {
-  /// `pooled` of a side are gradients that are read, `tokens` those that are written. gridDim is (tokens of a sequence
-  /// / those of a block of threads, columns of all heads / (32 · width), sequences · sides).
+  /// `pooled` of a side are the gradients that are read, `tokens` those that are written. gridDim is (tokens of a
+  /// sequence / tokens of a thread block, columns of all heads / (32 · width), sequences · sides).
   static __device__ __forceinline__ void run(const PoolParams& p) {
     ptx::griddepcontrol_wait_and_launch();
     const int batch = static_cast<int>(blockIdx.z) / p.sides;

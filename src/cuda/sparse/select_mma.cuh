@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Products of scoring vectors with a tile of 64 compressed keys by tensor cores. What is a row of q has 16 bits; what
-// is a sum or a mean of rows is cut into 16-bit numbers that add up to it, behind a power of two that makes its largest
-// number one of [1, 2), so that products are as exact as in fp32.
+// Products of scoring vectors with a tile of 64 compressed keys by tensor cores. A vector that is a row of q has 16-bit
+// elements. A sum or a mean of rows is scaled by a power of two, so that its largest magnitude is in [1, 2), and split
+// into 16-bit terms that add up to it. So products are as exact as in fp32.
 #pragma once
 
 #include "cuda/ptx/cp_async.cuh"
@@ -26,8 +26,8 @@ struct SelectProducts<C, true> {
   float* scores;   // (rows, SelectConfig::kPitch)
   int end = 0;     // of the keys that some row sees
   float* factors;  // (rows)
-  int* largest;    // (rows): bits of absolute values
-  int asked = -1;  // the first of the keys that are under way
+  int* largest;    // (rows): bits of the largest magnitude
+  int asked = -1;  // the first of the keys in flight
   int stage = 0;
 
   __device__ __forceinline__ SelectProducts(const SelectWork& of, char* memory)
@@ -40,7 +40,7 @@ struct SelectProducts<C, true> {
 
   static __device__ __forceinline__ int thread() { return static_cast<int>(threadIdx.x); }
 
-  /// Vectors [first, first + count) become those that are multiplied; rows behind them are 0.
+  /// Loads vectors [first, first + count) for multiply(); rows behind them are 0.
   __device__ __forceinline__ void load_queries(int first, int count) {
     RowVector<C.q, 8> x[kVectors];
     __syncthreads();
@@ -77,7 +77,7 @@ struct SelectProducts<C, true> {
     if constexpr (C.terms == 1) {
       x.store(to);
     } else {
-      // Of numbers that are 0 or not finite there is no such power.
+      // There is no such power if the largest magnitude is 0, subnormal, near the end of fp32 or not finite.
       const int exponent = largest[row] & 0x7f800000;
       const bool scales = exponent > 0 && exponent < 253 << 23;
       const float down = scales ? __int_as_float((254 << 23) - exponent) : 1.0F;
@@ -92,22 +92,24 @@ struct SelectProducts<C, true> {
 #pragma unroll
         for (int i = 0; i < 8; ++i) {
           const float rest = x.at[i] - rounded.at[i];
-          x.at[i] = rest == rest ? rest : 0.0F;  // nothing behind what is not finite
+          x.at[i] = rest == rest ? rest : 0.0F;  // a number that is not finite has one term
         }
       }
     }
   }
 
-  /// `next`: the keys of the next call, which are asked for, or −1 where they are not known.
+  /// Multiplies the vectors by the 64 keys from `first_key` on. `next`: the first key of the next call, or −1 if it is
+  /// not known. The copies of the next keys are issued here.
   __device__ __forceinline__ void multiply(int first_key, int next) {
     if (asked != first_key) {
-      __syncthreads();  // nobody reads keys any more
+      __syncthreads();  // no warp reads keys any more
       ask(first_key, stage);
     }
     ptx::cp_async_wait<0>();
     __syncthreads();
     if (C.stages > 1 && next >= 0) ask(next, stage ^ 1);
-    // Products add with truncation: what is small beside the first terms has a sum of its own.
+    // Tensor cores accumulate with truncation. So products of the first terms and the smaller ones of further terms
+    // have accumulators of their own.
     Accumulator<1, kWarpKeys / 8> sum, rest;
     sum.clear();
     rest.clear();
@@ -170,7 +172,8 @@ struct SelectProducts<C, true> {
     }
   }
 
-  /// In fp32: a term of 0 times ∞ is NaN, which what they add up to times ∞ need not be.
+  /// Computes a product in fp32 if tensor cores gave NaN: a term of 0 times ∞ is NaN, but the sum of the terms times ∞
+  /// need not be.
   __device__ __forceinline__ float product_of(int row, int key) const {
     if (largest[row] > 0x7f800000) return __int_as_float(0x7fffffff);
     float sum = 0.0F;
@@ -191,7 +194,7 @@ struct SelectProducts<C, true> {
     return sum;
   }
 
-  /// Keys that no row sees, which may hold anything, and columns behind the last are 0.
+  /// Issues the copies of 64 keys. Keys that no row sees (they may hold anything) and columns behind the last become 0.
   __device__ __forceinline__ void ask(int first_key, int to_stage) const {
     const u32 to = ptx::shared_address(keys) + static_cast<u32>(to_stage * KeyTile::bytes);
     for (int i = thread(); i < kKeys * kChunks; i += C.threads()) {

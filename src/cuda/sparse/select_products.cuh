@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Products of scoring vectors with a tile of 64 compressed keys, times the scale, into shared memory: by fused
-// multiply-adds in fp32, for any types.
+// Products of scoring vectors with a tile of 64 compressed keys. They are multiplied by the scale and stored in shared
+// memory. This version uses fused multiply-adds in fp32, for any types.
 #pragma once
 
 #include "cuda/sparse/select_work.cuh"
@@ -26,7 +26,7 @@ struct SelectProducts {
         scores(reinterpret_cast<float*>(memory + C.query_bytes(of.p.d) + C.key_bytes())),
         pitch(round_up(of.p.d, kSlice)) {}
 
-  /// Vectors [first, first + count) become those that are multiplied; rows behind them are 0.
+  /// Loads vectors [first, first + count) for multiply(); rows behind them are 0.
   __device__ __forceinline__ void load_queries(int first, int count) {
     __syncthreads();
     const int columns = pitch / C.width;
@@ -42,7 +42,7 @@ struct SelectProducts {
     }
   }
 
-  /// `next`: the keys of the next call, or −1; they need not be known.
+  /// Multiplies the vectors by the 64 keys from `first_key` on. `next` is for the version with tensor cores.
   __device__ __forceinline__ void multiply(int first_key, int /*next*/) {
     constexpr int rows = C.rows / 16;
     constexpr int keys = kKeys / 16;
@@ -76,7 +76,7 @@ struct SelectProducts {
     __syncthreads();
   }
 
-  /// Keys that no row sees, which may hold anything, and columns behind the last are 0.
+  /// Loads columns of 64 keys. Keys that no row sees (they may hold anything) and columns behind the last become 0.
   __device__ __forceinline__ void load_slice(int first_key, int begin) {
     constexpr int columns = kSlice / C.width;
     for (int i = static_cast<int>(threadIdx.x); i < kKeys * columns; i += C.threads()) {

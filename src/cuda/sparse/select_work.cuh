@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a block of threads selects for: some tiles of the queries of one list head of one sequence, what each of their
-// rows sees, and which blocks are taken whatever they score.
+// The work of a thread block: some tiles of queries of one list of one sequence, the compressed keys that each row
+// sees, and the forced blocks, which are selected whatever their scores are.
 #pragma once
 
 #include "cuda/sparse/compressed.cuh"
@@ -12,7 +12,7 @@ namespace tessera::cuda {
 struct SelectWork {
   const SelectParams& p;
   int batch, list;
-  int first_tile;  // the last tiles see most and go first
+  int first_tile;  // of this thread block; the last tiles see most keys and go first
   int position;    // of row 0
   Extent queries;
   CompressedSequence keys;
@@ -26,7 +26,7 @@ struct SelectWork {
         queries(find_extent(params.cu_seqlens_q, nullptr, batch, params.seqlen_q, params.total_q)),
         keys(params.compression, batch) {}
 
-  /// A multiple of the tile's rows, whatever is given, and so small that sums with it are numbers of 32 bits.
+  /// Rounds the offset down to a multiple of the tile's rows, and limits it so that sums with it fit into 32 bits.
   static __device__ __forceinline__ int find_position(const SelectParams& p, int batch) {
     if (p.q_offset == nullptr) return 0;
     const auto offset = static_cast<int>(min(max(p.q_offset[batch], i64{0}), i64{1} << 29));
@@ -35,7 +35,7 @@ struct SelectWork {
 
   __device__ __forceinline__ int key_head() const { return ptx::divide(list, p.lists_a_kv); }
   __device__ __forceinline__ int rows_of_tile() const { return static_cast<int>(p.tile.value); }
-  /// Query of row 0 of a tile of the block.
+  /// The query of row 0 of a tile of the thread block.
   __device__ __forceinline__ int begin_of(int tile) const { return (first_tile + tile) * rows_of_tile(); }
   __device__ __forceinline__ bool has_rows(int tile) const {
     return tile < p.tiles_together && first_tile + tile < p.tiles && begin_of(tile) < queries.length;
@@ -48,7 +48,7 @@ struct SelectWork {
     return min(static_cast<int>(p.tile_rows.value), queries.length - begin_of(tile));
   }
 
-  /// Compressed keys that a row at `position` sees under the causal mask in a sequence without end.
+  /// Compressed keys that a row at `position` would see under the causal mask if the sequence had no end.
   __device__ __forceinline__ int begun_at(int position) const {
     return position + 1 < p.needed ? 0 : ptx::divide(position + 1 - p.needed, p.compression.stride) + 1;
   }
@@ -56,19 +56,19 @@ struct SelectWork {
   __device__ __forceinline__ int visible_at(int position) const {
     return p.causal ? min(keys.blocks, begun_at(position)) : keys.blocks;
   }
-  /// What the scoring row of this number among the block's sees; 0 if there is no such row.
+  /// Compressed keys that scoring row `row` of the thread block (of all its tiles) sees; 0 if there is no such row.
   __device__ __forceinline__ int visible_to(int row, ScoringRows scoring) const {
     const int tile = ptx::divide(row, p.tile_rows);
     const int of_tile = row - tile * static_cast<int>(p.tile_rows.value);
     if (!has_rows(tile) || of_tile >= rows_of(tile)) return 0;
     return visible_at(position_of(tile, of_tile, scoring));
   }
-  /// The most that a row of a tile sees.
+  /// The most compressed keys that a row of a tile sees.
   __device__ __forceinline__ int most_visible(int tile, ScoringRows scoring) const {
     return has_rows(tile) ? visible_at(position_of(tile, rows_of(tile) - 1, scoring)) : 0;
   }
-  /// Selection blocks below this share a token with a compressed block that is seen. Blocks are complete, so that their
-  /// tokens are numbers of 32 bits.
+  /// The end of the selection blocks that share a token with one of the `visible` compressed blocks. Compressed blocks
+  /// are complete, so that the indices of their tokens fit into 32 bits.
   __device__ __forceinline__ int candidates(int visible) const {
     if (visible == 0) return 0;
     const int last = (visible - 1) * static_cast<int>(p.compression.stride.value) + p.compression.length - 1;
@@ -84,12 +84,12 @@ struct SelectWork {
   }
 };
 
-/// Blocks of a tile that are there and have begun, and those of them that it takes whatever they score.
+/// The blocks that exist for a tile, which are those below `begun`, and the forced ones among them.
 struct ForcedBlocks {
-  int initial;                 // below this
-  int local_begin, local_end;  // and these; of both only blocks below `begun` are there
+  int initial;                 // blocks below this are forced
+  int local_begin, local_end;  // blocks in this interval are forced; those from `begun` on do not exist
   int begun;
-  int places;  // in the list for others
+  int places;  // entries of the list for blocks that are not forced
 
   ForcedBlocks() = default;
   __device__ __forceinline__ ForcedBlocks(const SelectWork& work, int tile) {
@@ -104,7 +104,8 @@ struct ForcedBlocks {
     begun = p.causal ? min(all, last_block + 1) : all;
     places = p.selected.top - initial - (local_end - local_begin);
   }
-  /// Of blocks of compressed keys: the newest, from that of the last key that the tile's first row sees.
+  /// The same for blocks of compressed keys. With a causal mask the newest blocks are forced, beginning with the block
+  /// of the last key that the tile's first row sees.
   static __device__ __forceinline__ ForcedBlocks of_keys(const SelectWork& work, int tile) {
     const SelectParams& p = work.p;
     const int first = work.position + work.begin_of(tile);
@@ -125,7 +126,7 @@ struct ForcedBlocks {
   __device__ __forceinline__ int local_count() const { return max(0, min(local_end, begun) - local_begin); }
 };
 
-/// Numbers of a scoring vector: of one head of a scoring row, or of the sum of all that share the list.
+/// Loads elements of a scoring vector: of one head of a scoring row, or of the sum over all heads that share the list.
 template <SelectConfig C>
 __device__ __forceinline__ RowVector<C.q, C.width> load_query(const SelectWork& work, int vector, int column) {
   const SelectParams& p = work.p;
@@ -158,20 +159,20 @@ __device__ __forceinline__ RowVector<C.q, C.width> load_query(const SelectWork& 
   return sum;
 }
 
-/// What a block keeps of a tile.
+/// The state of a tile in shared memory.
 struct alignas(16) SelectTile {
-  float bar;  // scores up to this change the list no more; NaN: all do
+  float bar;  // scores up to this do not change the list; NaN: all scores may
   int end;    // of the candidates
   ForcedBlocks forced;
 };
 static_assert(sizeof(SelectTile) == SelectConfig::kStateBytes);
 
-/// Likewise for its list of blocks of compressed keys.
+/// The state of its list of blocks of compressed keys.
 struct alignas(16) SelectKeyTile {
   float bar;
   int end;     // of the keys that score
-  float best;  // of the block that has begun, if it is more than the bar
-  int next;    // key
+  float best;  // score so far of the incomplete block; exact if it is above the bar
+  int next;    // the first key that has not been taken
   ForcedBlocks forced;
 };
 static_assert(sizeof(SelectKeyTile) == SelectConfig::kKeyStateBytes);

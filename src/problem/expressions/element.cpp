@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// An expression at one element, in double precision: what the oracle computes. It shares no arithmetic with the CPU's
-// kernels but that of integers.
+// Evaluates an expression at one element in double precision, for the oracle. Of its arithmetic, only that of integers
+// is shared with the CPU's kernels.
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -15,7 +15,7 @@ using Type = ExpressionType;
 
 struct Value {
   double real = 0.0;
-  std::int64_t integer = 0;  // and truth
+  std::int64_t integer = 0;  // also of a truth
 };
 
 double remainder_of(double a, double b) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The text form of an expression, read and checked.
+// Reads and checks the text form of an expression.
 #include "problem/expressions/expression.h"
 
 #include <charconv>
@@ -15,7 +15,7 @@ namespace {
 using Op = ExpressionOp;
 using Type = ExpressionType;
 
-// Which types an operation takes.
+// Bits for the types that an operation takes.
 constexpr int kReal = 1;
 constexpr int kInteger = 2;
 constexpr int kTruth = 4;
@@ -24,8 +24,8 @@ struct Name {
   std::string_view name;
   Op op;
   int operands;
-  int types;       // of the operands, which are of one type
-  int result = 0;  // 0: theirs
+  int types;       // that the operands may have; all have the same one
+  int result = 0;  // 0: that of the operands
 };
 
 constexpr Name kNames[] = {
@@ -140,7 +140,7 @@ class Reader {
     if (&which == &e_.derivative && result_ != Type::real) refuse("no derivative of a mask");
   }
 
-  // As Python's float.hex() writes it, or inf, nan; by no locale.
+  // Reads a number as Python's float.hex() writes it, or inf, nan; independent of the locale.
   float real(std::string_view text) const {
     const bool negative = text.starts_with('-');
     if (negative) text.remove_prefix(1);
@@ -213,7 +213,7 @@ class Reader {
     step.type = found->result == 0 ? step.operand : type_of_bit(found->result);
   }
 
-  // Operands come before what is computed of them.
+  // Marks a step and all that it needs. One pass backwards is enough, because operands precede the steps that use them.
   void mark(int step) {
     e_.steps[static_cast<std::size_t>(step)].in_value = true;
     for (int i = step; i >= 0; --i) {

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// A score or a mask as an expression graph: straight-line steps, each of earlier ones. Python writes them down
-// (python/tessera/expressions); the CPU's kernels run them on tiles, the oracle on single elements, and intervals of
-// them classify tiles.
+// A score or a mask as a straight-line program: each step is computed from earlier ones. Python writes it
+// (python/tessera/expressions). The CPU's kernels run it on tiles, the oracle runs it on single elements, and interval
+// arithmetic on it classifies tiles.
 //
-// The text form: steps separated by ";", operands by the numbers of their steps, in front of the results:
+// The text form: steps and then results, separated by ";". Operands are the numbers of earlier steps.
 //   const.f 0x1.8p+1 | const.i 5 | const.b 1     a constant: fp32 (hexadecimal, inf, nan), int64, truth
 //   score | batch | head | query | key           inputs: fp32, and positions in int64
 //   load T i j …                                 an element of extra tensor T: fp32, or int64 of an integer tensor
 //   OP a …                                       see kNames in expression.cpp
-//   value N                                      the last but one: the result, fp32 of a score, truth of a mask
-//   derivative N                                 perhaps: d value / d score
+//   value N                                      the result: fp32 of a score, truth of a mask
+//   derivative N                                 optional, of a score: d value / d score
 #pragma once
 
 #include <cstdint>
@@ -31,11 +31,11 @@ enum class ExpressionOp : std::uint8_t {
   query,
   key,
   load,
-  to_real,     // the nearest
-  to_integer,  // towards 0
+  to_real,     // rounds to nearest
+  to_integer,  // rounds towards 0
   negate,
   absolute,
-  invert,  // of a truth, or all bits of an integer
+  invert,  // negates a truth, or all bits of an integer
   floor,
   ceil,
   trunc,
@@ -48,15 +48,15 @@ enum class ExpressionOp : std::uint8_t {
   add,  // integers wrap
   subtract,
   multiply,
-  divide,     // integers: rounded to −∞, by 0 it is 0
-  remainder,  // with the divisor's sign; of integers by 0 it is 0
-  minimum,    // NaN passes through
+  divide,     // integers: rounds to −∞; 0 for a divisor of 0
+  remainder,  // has the divisor's sign; integers: 0 for a divisor of 0
+  minimum,    // passes NaN on
   maximum,
   power,
   bit_and,  // of truths too
   bit_or,
   bit_xor,
-  shift_left,  // by the second operand's lowest 6 bits
+  shift_left,  // shifts by the second operand's lowest 6 bits
   shift_right,
   less,
   less_equal,
@@ -65,17 +65,17 @@ enum class ExpressionOp : std::uint8_t {
   select,
 };
 
-/// What a step's value changes with, besides the sequence: bits.
+/// Bits for what a step's value depends on, besides the sequence.
 inline constexpr std::uint8_t kChangesWithQuery = 1;
 inline constexpr std::uint8_t kChangesWithKey = 2;
 
 struct ExpressionStep {
   ExpressionOp op = ExpressionOp::constant;
   ExpressionType type = ExpressionType::real;     // of the value
-  ExpressionType operand = ExpressionType::real;  // of the last operand, which is that of all but a select's first
+  ExpressionType operand = ExpressionType::real;  // of the operands, except the condition of a select
   std::uint8_t operands = 0;
-  std::uint8_t axes = 0;  // kChangesWith…; a score changes with both, a head with the query's row
-  bool in_value = false;  // whether the value needs it, or the derivative alone
+  std::uint8_t axes = 0;  // kChangesWith…; a score depends on both, the head counts as the query's
+  bool in_value = false;  // the value needs this step; else at most the derivative does
   std::int16_t tensor = -1;
   std::uint16_t from[4] = {};
   double real = 0.0;  // constants
@@ -89,13 +89,14 @@ struct Expression {
   int value = -1;
   int derivative = -1;  // −1: none
 
-  /// Throws Error{invalid_argument} about "program" for a text that is none, or whose result is not of `result`.
+  /// Throws Error{invalid_argument} about "program" for a text that is malformed, or that has a result of another type
+  /// than `result`.
   static Expression parse(std::string_view text, const std::vector<ExtraTensor>& extras, ExpressionType result);
 
-  /// In double precision, element by element. `which`: value or derivative.
+  /// One element in double precision. `which`: value or derivative.
   [[nodiscard]] double real_at(int which, double score, const ScorePoint& at, const Extras& extras) const;
   [[nodiscard]] bool truth_at(const ScorePoint& at, const Extras& extras) const;
-  /// By intervals: never none of a tile that shows a key, never full of one that hides one.
+  /// By interval arithmetic. `none` and `full` are certain; a tile that is `partial` may in fact be none or full.
   [[nodiscard]] TileClass classify(const TileBounds& tile, const Extras& extras) const;
 };
 
@@ -122,7 +123,7 @@ constexpr std::int64_t floor_remainder(std::int64_t a, std::int64_t b) noexcept 
   const std::int64_t rest = a % b;
   return rest != 0 && (rest < 0) != (b < 0) ? rest + b : rest;
 }
-/// A float without its fraction; the nearest of 64 bits beyond them, and 0 of NaN.
+/// A float truncated towards 0. Values beyond 64 bits saturate; NaN gives 0.
 constexpr std::int64_t to_integer(double value) noexcept {
   if (value != value) return 0;
   if (value >= 9223372036854775808.0) return INT64_MAX;

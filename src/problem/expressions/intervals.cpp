@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a mask says of a whole tile, by interval arithmetic (Moore 1966): every step gets bounds that hold for all
-// elements of the tile. Bounds may be wider than the values, never narrower, so that a tile which is partial by them
-// may be full or empty, but not the other way round.
+// Classifies a whole tile of a mask by interval arithmetic (Moore 1966): every step gets bounds that hold for all
+// elements of the tile. Bounds may be wider than the values, but never narrower. So a tile that is found full or empty
+// is so; one that is found partial may be full, empty or partial.
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -18,13 +18,13 @@ using Type = ExpressionType;
 constexpr std::int64_t kLowest = std::numeric_limits<std::int64_t>::min();
 constexpr std::int64_t kHighest = std::numeric_limits<std::int64_t>::max();
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
-// Elements of a tensor that are looked at for one step of one tile; bounds of more are unknown.
+// The most elements of a tensor that are read for one step of one tile. If there are more, the bounds are unknown.
 constexpr std::int64_t kMostLooks = 4096;
 
 __extension__ using Wide = __int128;
 
-/// Of integers and truths [low, high]; of reals [real_low, real_high], and perhaps NaN. Without initial values, because
-/// there is an array of them for every tile.
+/// Bounds of a step: [low, high] of an integer or a truth; [real_low, real_high] of a real, which may also be NaN if
+/// `nan`. Members have no initial values, because every tile has an array of these.
 struct Interval {
   std::int64_t low, high;
   double real_low, real_high;
@@ -46,13 +46,13 @@ Interval truth(bool may_be_false, bool may_be_true) { return integers(may_be_fal
 Interval unknown_truth() { return truth(true, true); }
 Interval unknown_of(Type type) { return type == Type::truth ? unknown_truth() : unknown(); }
 
-/// Every value between is possible, unless one does not fit: then the sum may have wrapped to anything.
+/// Bounds of an integer result. If one of them does not fit in 64 bits, the result may have wrapped to any value.
 Interval wide(Wide low, Wide high) {
   if (low < kLowest || high > kHighest) return unknown();
   return integers(static_cast<std::int64_t>(low), static_cast<std::int64_t>(high));
 }
 
-/// fp32 rounds a result to either side of the double: one number of fp32 outwards holds it.
+/// fp32 rounds a result up or down from the double, so the bounds are moved outwards by one fp32 number.
 Interval reals(double low, double high, bool nan) {
   if (low != low || high != high) return unknown();
   Interval found = unknown();
@@ -90,7 +90,7 @@ Interval shifted_left(const Interval& a, const Interval& b) {
 
 Interval bits(Op op, const Interval& a, const Interval& b) {
   if (a.low < 0 || b.low < 0) {
-    // A value that is not negative keeps only bits of its own.
+    // The result has only bits of the operand that is not negative.
     if (op == Op::bit_and && (a.low >= 0 || b.low >= 0)) return integers(0, a.low >= 0 ? a.high : b.high);
     return unknown();
   }
@@ -100,7 +100,7 @@ Interval bits(Op op, const Interval& a, const Interval& b) {
   }
   if (op == Op::bit_and) return integers(0, std::min(a.high, b.high));
   const std::int64_t both = a.high | b.high;
-  std::int64_t all = 1;  // 2^n − 1 above both
+  std::int64_t all = 1;  // the smallest 2^n − 1 that is not below either
   while (all < both) all = all > kHighest / 2 ? kHighest : 2 * all + 1;
   return integers(op == Op::bit_or ? std::max(a.low, b.low) : 0, all);
 }
@@ -192,7 +192,7 @@ Interval of_reals(Op op, const Interval& a, const Interval& b) {
 
 Interval compared(Op op, Type type, const Interval& a, const Interval& b) {
   const bool real = type == Type::real;
-  const bool nan = real && (a.nan || b.nan);  // then all but ≠ are false
+  const bool nan = real && (a.nan || b.nan);  // then comparisons are false, except ≠
   const bool below = real ? a.real_high < b.real_low : a.high < b.low;
   const bool not_above = real ? a.real_high <= b.real_low : a.high <= b.low;
   const bool above = real ? a.real_low > b.real_high : a.low > b.high;
@@ -212,7 +212,7 @@ Interval compared(Op op, Type type, const Interval& a, const Interval& b) {
 
 using Intervals = std::array<Interval, Expression::kMostSteps>;
 
-/// Bounds of `count` integers side by side, joined to those of others.
+/// Widens `found` by the bounds of `count` neighbouring integers.
 template <class T>
 void look_at(const T* from, std::int64_t count, Interval& found) {
   T low = *from;
@@ -251,7 +251,7 @@ class Looks {
   }
 
  private:
-  // Along the last dimension, which is contiguous.
+  // Reads along the last dimension, which is contiguous.
   void look(const std::int64_t* at, Interval& found) const {
     const int last = step_.operands - 1;
     const std::int64_t count = last < 0 ? 1 : high_[last] - low_[last] + 1;
@@ -276,7 +276,7 @@ class Looks {
     }
   }
 
-  // The next index in front of the last dimension.
+  // Moves on the indices of all dimensions but the last; false at the end.
   bool next(std::int64_t* at) const {
     for (int i = step_.operands - 2; i >= 0; --i) {
       if (++at[i] <= high_[i]) return true;
