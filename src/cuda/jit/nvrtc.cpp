@@ -92,10 +92,6 @@ Nvrtc open_nvrtc() {
       "libnvrtc 12.8 or newer: a CUDA toolkit, `pip install nvidia-cuda-nvrtc`, or TESSERA_NVRTC=/path/to/libnvrtc.so");
 }
 
-}  // namespace
-
-namespace {
-
 struct Opened {
   std::mutex mutex;
   std::deque<Nvrtc> all;  // the last is in use; none is closed, as threads may be compiling
@@ -127,7 +123,12 @@ const Nvrtc* opened_nvrtc() {
   }
   if (nvrtc_is_named()) return nullptr;
   for (const char* name : kLoaded) {
-    if (Library::already_loaded(name)) return &nvrtc();
+    if (!Library::already_loaded(name)) continue;
+    try {
+      return &nvrtc();
+    } catch (const Error&) {  // it is too old, and there is no other
+      return nullptr;
+    }
   }
   return nullptr;
 }

@@ -33,7 +33,7 @@ struct Nvrtc {
 /// The NVRTC of this process, opened on the first call. Throws Error{unsupported} as compiler() does.
 const Nvrtc& nvrtc();
 /// The same if it is open already, or if no setting names another and the process has loaded a libnvrtc, which nvrtc()
-/// then tries first at no cost. Else nullptr.
+/// then tries first at no cost. Else, or if none can be used, nullptr.
 const Nvrtc* opened_nvrtc();
 
 /// A file that may be NVRTC, found without opening it.
