@@ -15,9 +15,7 @@ counts. Needs the tessera package and torch.
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
-import platform
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -26,6 +24,7 @@ from typing import Any, NamedTuple
 import tessera
 import torch
 import torch.nn.functional as F
+from clock import machine
 from report_tables import gradient_rows
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -87,16 +86,20 @@ def sdpa(inputs: Inputs, backend: SDPBackend) -> Gradients:
 
 
 def flash_attention_4() -> Callable[[Inputs], Gradients] | None:
+    """None where it is not installed."""
     try:
         from flash_attn.cute import flash_attn_func
     except ImportError:
         return None
 
-    def attention(inputs: Inputs, *leaves: Tensor) -> Tensor:
-        out = flash_attn_func(*leaves, causal=inputs.causal)
-        return out[0] if isinstance(out, tuple) else out
+    def gradients(inputs: Inputs) -> Gradients:
+        def attention(*leaves: Tensor) -> Tensor:
+            out = flash_attn_func(*leaves, causal=inputs.causal)
+            return out[0] if isinstance(out, tuple) else out
 
-    return lambda x: by_autograd(x, lambda *leaves: attention(x, *leaves))
+        return by_autograd(inputs, attention)
+
+    return gradients
 
 
 def measured(device: str, dtype: torch.dtype) -> dict[str, Callable[[Inputs], Gradients]]:
@@ -157,16 +160,8 @@ def main() -> None:
     options = parser.parse_args()
     found = rows(options)
     if options.json:
-        device = platform.processor() or platform.machine()
-        if options.device != "cpu":
-            device = torch.cuda.get_device_name()
-        machine = {
-            "device": device,
-            "version": tessera.__version__,
-            "peers": {"torch": f"torch {torch.__version__}"},
-            "date": datetime.date.today().isoformat(),
-        }
-        options.json.write_text(json.dumps({"machine": machine, "rows": found}, indent=1) + "\n")
+        of = machine(options.device)
+        options.json.write_text(json.dumps({"machine": of, "rows": found}, indent=1) + "\n")
     print(gradient_rows(found))
 
 

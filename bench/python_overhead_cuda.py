@@ -4,10 +4,10 @@
 
 usage: bench/python_overhead_cuda.py [--json FILE] [--calls N] [--repetitions N] [--parts] [--device cuda|cpu]
 128 tokens, 4 heads of 64 in bf16: the GPU is done before the host is. Each repetition times the calls of one kind in a
-row, then waits; the mean of a repetition is one number, their median is told. Peers: torch's
-scaled_dot_product_attention, by torch's choice and by its flash-attention and cuDNN backends, and flash-attn's function
-where it is installed. --parts times the steps of one call too, and an autograd function that computes nothing: less
-than that takes no call of torch with gradients.
+row, then waits. The result is the median over the repetitions of the mean of a call, with the least and the most.
+Peers: torch's scaled_dot_product_attention, by torch's choice and by its flash-attention and cuDNN backends, and
+flash-attn's function where it is installed. --parts also times the steps of one call, and an autograd function that
+computes nothing, which is what a call of torch with gradients takes at least.
 Needs the tessera package and torch with a GPU; --device cpu is there to try the program, and times computing too.
 """
 
@@ -94,8 +94,8 @@ def parts(device: str) -> Calls:
     forward = operators.forward_run(signature, threads, False)
     out, lse = operators.forward_run(signature, threads, True)(q, k, v)
     backward = operators.backward_run(signature, q.dtype, False, False, threads)
-    dtypes = (q.dtype, k.dtype, v.dtype)
-    plan = forward_route(call.features, shapes_of(call, q, k, v), dtypes, None, threads, q.get_device()).plan
+    shapes = shapes_of(call, q, k, v)
+    plan = forward_route(call.features, shapes, signature.dtypes, None, threads, signature.device).plan
     found: Calls = {
         "a function that computes nothing, with gradients": lambda: torch.autograd.grad(
             _Nothing.apply(*leaves), leaves, dout

@@ -258,8 +258,8 @@ struct FwdConfig {
   constexpr int list_window_bytes() const { return kListWindow / 8 * (list_waives ? 2 : 1); }
   /// The memory of a warp that walks a list once more by itself, for values that are not finite
   /// (forward/replayed_list.cuh): granules of its ring, and bytes.
-  static constexpr int kReplayedRuns = 32;
-  constexpr int list_replay_bytes() const { return 4 * kReplayedRuns + list_window_bytes(); }
+  static constexpr int kReplayedGranules = 32;
+  constexpr int list_replay_bytes() const { return 4 * kReplayedGranules + list_window_bytes(); }
   /// Bytes that a list needs behind the tiles. With mma.sync, warps walk it once more in the memory of the tiles.
   constexpr int list_bytes() const {
     if (tiles != Tiles::list) return 0;

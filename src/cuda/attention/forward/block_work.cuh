@@ -120,9 +120,9 @@ struct SharedWorks {
   // For values (softmax/non_finite.cuh). Consumers wait for tiles that may hide keys and release none of them; with
   // products of 8 bits they wait for all tiles and release them.
   u64 checks[2 * C.stages];
-  u64 nearly_copied;          // a phase for each row tile: its copies have come to drawing_use
-  u64 queries[C.warps / 4];   // of each group: a phase for each row tile
-  u64 runs_there, runs_read;  // for lists longer than their ring: a phase for each half that is refilled
+  u64 nearly_copied;                  // a phase for each row tile: its copies have come to drawing_use
+  u64 queries[C.warps / 4];           // of each group: a phase for each row tile
+  u64 granules_there, granules_read;  // for lists longer than their ring: a phase for each half that is refilled
 };
 
 /// With a list, behind the tiles: its rings, and the window of the list that is being collected.

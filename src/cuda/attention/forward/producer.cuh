@@ -56,8 +56,8 @@ struct Producer {
   __device__ __forceinline__ Ring<C.stages> values() const { return {ptx::shared_address(shared.values)}; }
   __device__ __forceinline__ Ring<C.stages> checks() const { return {ptx::shared_address(shared.checks)}; }
   __device__ __forceinline__ u32 nearly_copied() const { return ptx::shared_address(&shared.nearly_copied); }
-  __device__ __forceinline__ u32 runs_there() const { return ptx::shared_address(&shared.runs_there); }
-  __device__ __forceinline__ u32 runs_read() const { return ptx::shared_address(&shared.runs_read); }
+  __device__ __forceinline__ u32 granules_there() const { return ptx::shared_address(&shared.granules_there); }
+  __device__ __forceinline__ u32 granules_read() const { return ptx::shared_address(&shared.granules_read); }
   __device__ __forceinline__ Int8Scores<C> int8_scores() const { return {q_base + C.q_bytes() + C.ring_bytes()}; }
   __device__ __forceinline__ Ring<2> items() const { return {ptx::shared_address(shared.items)}; }
 
@@ -70,8 +70,8 @@ struct Producer {
     checks().init(kCheckers, C.multiplies_bytes() ? C.warps : 1);
     ptx::mbarrier_init(nearly_copied(), 1);
     if constexpr (C.tiles == Tiles::list) {
-      ptx::mbarrier_init(runs_there(), 1);
-      ptx::mbarrier_init(runs_read(), 1);
+      ptx::mbarrier_init(granules_there(), 1);
+      ptx::mbarrier_init(granules_read(), 1);
     }
 #pragma unroll
     for (u64& barrier : shared.queries) ptx::mbarrier_init(ptx::shared_address(&barrier), 1);
@@ -220,8 +220,8 @@ struct Producer {
     Work& work = shared.works[item % 2];
     return ListCollector<C, 32>{p, work.block, work.tiles, list_window<C>(memory)};
   }
-  // Publishes a row tile when its list's ring is filled. If the ring is too small for the list, each half is refilled
-  // when its tiles have been read. The copying warp signals that (release_runs) and waits for the refill (await_runs).
+  // Publishes a row tile when its list's ring is filled. If that is too small for the list, each half is refilled when
+  // its tiles have been read: the copying warp signals that (release_granules) and awaits the refill (await_granules).
   __device__ __forceinline__ void publish_list(int item, ListPosition& at, int& halves) const {
     const auto& tiles = shared.works[item % 2].tiles;
     if (at.rank < tiles.ranks().end) {
@@ -232,12 +232,12 @@ struct Producer {
       int end = tiles.ranks().begin + C.list_granules();
 #pragma unroll 1
       for (bool first = true; at.rank < tiles.ranks().end; first = false, end += C.list_granules() / 2) {
-        if (!first) ptx::mbarrier_wait(runs_read(), static_cast<u32>(halves) & 1);
+        if (!first) ptx::mbarrier_wait(granules_read(), static_cast<u32>(halves) & 1);
         collector.fill(at, end);
         if (first) {
           publish(item);
         } else {
-          if (lane == 0) ptx::mbarrier_arrive(runs_there());
+          if (lane == 0) ptx::mbarrier_arrive(granules_there());
           ++halves;
         }
       }
@@ -253,28 +253,28 @@ struct Producer {
     publish(item);
 #pragma unroll 1
     while (begin > 0) {
-      ptx::mbarrier_wait(runs_read(), static_cast<u32>(halves) & 1);
+      ptx::mbarrier_wait(granules_read(), static_cast<u32>(halves) & 1);
       end = begin;
       begin = max(end - C.list_granules() / 2, 0);
       collector.fill_between(begin, end);
-      if (lane == 0) ptx::mbarrier_arrive(runs_there());
+      if (lane == 0) ptx::mbarrier_arrive(granules_there());
       ++halves;
     }
   }
   // The number of tiles in half a ring.
   static constexpr int half_ring() { return C.list_granules() / 2 / (C.tile_kv / C.granule); }
   /// Waits until the granules of tile i of a row tile are in the ring. Called before its copy.
-  __device__ __forceinline__ void await_runs(int i, int& halves) const {
+  __device__ __forceinline__ void await_granules(int i, int& halves) const {
     if (i < 2 * half_ring() || i % half_ring() != 0) return;
-    ptx::mbarrier_wait(runs_there(), static_cast<u32>(halves) & 1);
+    ptx::mbarrier_wait(granules_there(), static_cast<u32>(halves) & 1);
     ++halves;
   }
   /// Called when all have read tile i − stages. If it ends half a ring and more is to come, signals for a refill.
-  __device__ __forceinline__ void release_runs(const Work& work, int i) const {
+  __device__ __forceinline__ void release_granules(const Work& work, int i) const {
     constexpr int half = half_ring();
     static_assert(half > C.stages);
     const bool ends_half = i >= half && i % half == C.stages - 1;
-    if (lane == 0 && ends_half && (i / half + 1) * half < work.tiles.count()) ptx::mbarrier_arrive(runs_read());
+    if (lane == 0 && ends_half && (i / half + 1) * half < work.tiles.count()) ptx::mbarrier_arrive(granules_read());
   }
 
   __device__ __forceinline__ void copy() const {
@@ -301,14 +301,14 @@ struct Producer {
                           maps->key_steps);
       const TileBoxes next = use + 1 < work.end_use ? boxes_of(work, use + 1, halves) : boxes;
       acquire(values(), use, C.v_bytes());
-      if constexpr (C.tiles == Tiles::list) release_runs(work, use - work.first_use);
+      if constexpr (C.tiles == Tiles::list) release_granules(work, use - work.first_use);
       copy_tile<C, VTile>(work, kv, maps->values + segment, kv.v_strides, boxes, v_at(use), values().full(use), lane,
                           maps->value_steps);
       boxes = next;
     }
   }
   __device__ __forceinline__ TileBoxes boxes_of(const Work& work, int use, int& halves) const {
-    if constexpr (C.tiles == Tiles::list) await_runs(use - work.first_use, halves);
+    if constexpr (C.tiles == Tiles::list) await_granules(use - work.first_use, halves);
     const KvTile tile = work.tiles.at(use - work.first_use);
     return find_boxes<C>(work, p.kv[C.segments == 2 ? tile.segment : 0], tile, lane);
   }
@@ -367,7 +367,7 @@ struct Producer {
 #pragma unroll 1
       for (int use = work.first_use; use < work.end_use; ++use) {
         keys().wait_empty(use);
-        if constexpr (C.tiles == Tiles::list) await_runs(use - work.first_use, halves);
+        if constexpr (C.tiles == Tiles::list) await_granules(use - work.first_use, halves);
         int8_scores().load_keys(p, descales, work, work.tiles.at(use - work.first_use), use, lane);
         __syncwarp();
         if (lane == 0) keys().publish(use);

@@ -11,7 +11,7 @@ namespace tessera::cuda {
 /// The work of a block, for a warp that walks the list once more by itself, with its own ring.
 template <FwdConfig C>
 struct ReplayedWork {
-  using Collector = ListCollector<C, 32, FwdConfig::kReplayedRuns>;
+  using Collector = ListCollector<C, 32, FwdConfig::kReplayedGranules>;
 
   const Block& block;
   const Sequence& sequence;
@@ -35,7 +35,7 @@ struct ReplayedWork {
   __device__ __forceinline__ void collect(int i) {
     const int begin = tiles.ranks().begin + i * tiles.granules;
     if (collected.rank >= begin + tiles.granules) return;
-    Collector{p, block, tiles, window}.fill(collected, begin + FwdConfig::kReplayedRuns);
+    Collector{p, block, tiles, window}.fill(collected, begin + FwdConfig::kReplayedGranules);
   }
   __device__ __forceinline__ bool may_hide(const KvTile& tile) const { return hides<C>(tile); }
   __device__ __forceinline__ int keys_of(const KvTile& tile) const {
