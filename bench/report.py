@@ -32,6 +32,7 @@ from report_tables import (
     plain_rows,
     profile_rows,
     ratio_summary,
+    residual_rows,
     skip_rows,
     sweep_rows,
 )
@@ -143,6 +144,7 @@ LAYOUTS = {
     "gpu_backward_sm120": ("Gradients of dense attention under the plans of SM120: 99 KB of shared memory", gpu_rows),
     "gpu_backward_lists": ("Gradients by lists of tiles beside dense attention", list_rows),
     "gpu_backward_shares": ("Gradients by shares of tiles beside dense attention", list_rows),
+    "gpu_residual": ("What the residual of O costs", residual_rows),
     "training_step": ("Training steps with a list in the backward", training_step_rows),
     "context_parallel": ("Context parallel attention on GPUs of one host", context_parallel_rows),
     "gradient_errors": ("Errors of gradients against double precision", gradient_rows),

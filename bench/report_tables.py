@@ -251,6 +251,29 @@ def gradient_rows(rows):
     return wrapped(note) + "\n\n" + table(["type", "dim", "gradients by", *inputs], body)
 
 
+def residual_rows(rows):
+    """Both passes of a training step without the residual of O and with it."""
+    found = {}
+    for row in rows:
+        words = tokens(row["problem"])
+        sizes = {"b": 1, "d": 64} | words
+        shape = " ".join(f"{key}={sizes[key]}" for key in ("b", "sq", "hq", "d"))
+        mask = " causal" if "causal" in words else ""
+        found.setdefault(shape + mask, {})[row["pass"], "residual" in words] = row["us"]
+    body = []
+    for shape, times in found.items():
+        cells = [f"`{shape}`"]
+        for kind in ("forward", "backward"):
+            cells += [time_of(times[kind, False]), f"{times[kind, True] / times[kind, False]:.3f}"]
+        without, kept = (sum(times[kind, keeps] for kind in ("forward", "backward")) for keeps in (False, True))
+        body.append([*cells, f"{kept / without:.3f}"])
+    both = mean([float(cells[-1]) for cells in body])
+    about = f"`with it`: the time with the residual over that without. Geometric mean of both passes: **{both:.3f}**."
+    return (
+        wrapped(about) + "\n\n" + table(["problem", "forward", "with it", "backward", "with it", "both, with it"], body)
+    )
+
+
 def gpu_rows(rows):
     """Rows on a GPU, with the peers' time, rate and ratio."""
     peers = peers_of(rows)

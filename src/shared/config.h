@@ -246,6 +246,13 @@ struct FwdConfig {
     if (products == Products::wgmma && d <= 128 && dv <= 128 && !scale_first) return tile_kv / 4;
     return d > 192 ? 1 : 4;
   }
+  /// With wgmma: whether the tensor cores sum the rounded P, as the product of P with eight columns of ones beside V.
+  /// The sums are one more tile of O. Wider heads leave no shared memory for the ones, and with whole_rows the distance
+  /// from a panel of V to the next is not that to the ones.
+  constexpr bool sums_by_product() const {
+    return rounded_sums && products == Products::wgmma && !whole_rows && dv <= 192;
+  }
+  constexpr int output_tiles() const { return dv / 8 + (sums_by_product() ? 1 : 0); }
   /// Whether P is the sum of two 16-bit numbers.
   constexpr bool keeps_rests() const { return rounded_sums && (dropout || widens_queries); }
   constexpr bool gathers() const { return tiles == Tiles::list && granule < tile_kv; }
@@ -332,9 +339,13 @@ struct FwdConfig {
   static constexpr int kPromotedKeys = 4096;
   constexpr bool promotes() const { return multiplies_bytes() && dv <= 128; }
   constexpr int promoted_bytes() const { return promotes() ? tile_q * (dv * 4 + 16) : 0; }
+  /// With sums_by_product(), a panel of ones lies behind each tile of V.
+  constexpr int ones_bytes() const {
+    return sums_by_product() ? tile_kv * columns_of_panel(v_type(), dv) * bytes_of(v_type()) : 0;
+  }
   constexpr int transposed_keys() const { return round_up(tile_kv, 64); }
   constexpr int stage_bytes() const {
-    return k_bytes() + v_bytes() + (multiplies_bytes() ? transposed_keys() * dv : 0);
+    return k_bytes() + v_bytes() + (multiplies_bytes() ? transposed_keys() * dv : 0) + ones_bytes();
   }
   /// Bytes of a row of a panel of K or of V, whichever is narrower.
   constexpr int panel_bytes() const {

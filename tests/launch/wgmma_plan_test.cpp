@@ -9,6 +9,7 @@
 #include "cuda/attention/forward/features.h"
 #include "cuda/attention/forward/kernel_source.h"
 #include "cuda/attention/forward/schedule.h"
+#include "cuda/driver/occupancy.h"
 #include "plan/implementations.h"
 #include "tessera/plan.h"
 
@@ -162,11 +163,39 @@ TEST(Wgmma, RowsFillTheTilesOfNarrowHeads) {
       EXPECT_EQ(tile_q(type + line), 64) << type << line;
     }
   }
-  // Registers, and boxes that pages cut, leave int8 two groups.
-  for (const char* line :
-       {"dtype=int8:int8:bf16:fp32 b=4 sq=8192 hq=32", "dtype=int8:int8:bf16:bf16 b=4 sq=8192 hq=32 residual",
-        "dtype=int8:int8:bf16:bf16 b=4 sq=8192 hq=32 kv=table page=64"}) {
+  // Boxes that pages cut leave int8 two groups, and registers leave them linear scores whose rounded P is summed.
+  for (const char* line : {"dtype=int8:int8:bf16:bf16 b=4 sq=8192 hq=32 kv=table page=64",
+                           "dtype=bf16 b=4 sq=8192 hq=32 causal alibi residual"}) {
     EXPECT_EQ(tile_q(line), 128) << line;
+  }
+}
+
+// The tensor cores sum the rounded P where a panel of ones fits behind each tile of V: 128 bytes, or 64, for each key
+// of the ring. The tiles stay those of an O that needs no such sums.
+TEST(Wgmma, RoundedSumsTakeAPanelOfOnes) {
+  const auto plan = [](const std::string& line) {
+    Target target = Target::cuda(90);
+    target.multiprocessors = 132;
+    return make_plan(Problem::parse("attention b=4 hq=32 " + line), target);
+  };
+  const auto bytes = [](const Plan& of) { return of.state().kernels.front().shared_bytes; };
+  struct Row {
+    const char* line;
+    std::size_t ones;
+  };
+  for (const Row& row : {Row{"sq=8192 d=64 dtype=bf16", 4 * 128 * 128}, Row{"sq=8192 d=64 dtype=fp16", 4 * 128 * 128},
+                         Row{"sq=8192 d=128 dtype=bf16 causal", 2 * 128 * 128},
+                         Row{"sq=8192 d=96 dtype=bf16", 2 * 128 * 64}, Row{"sq=8192 d=192 dtype=bf16", 2 * 96 * 128},
+                         Row{"sq=8192 d=256 dtype=bf16", 0}, Row{"sq=8192 d=128 dtype=bf16 kv=table page=16", 0}}) {
+    const Plan without = plan(row.line);
+    const Plan with = plan(std::string(row.line) + " residual");
+    EXPECT_EQ(with.state().tile_q, without.state().tile_q) << row.line;
+    EXPECT_EQ(with.state().tile_kv, without.state().tile_kv) << row.line;
+    EXPECT_EQ(bytes(with) - bytes(without), row.ones) << row.line;
+  }
+  // Three blocks still share a multiprocessor.
+  for (const char* line : {"sq=512 d=64 dtype=bf16 causal", "sq=512 d=64 dtype=bf16 causal residual"}) {
+    EXPECT_EQ(cuda::blocks_that_fit(static_cast<int>(bytes(plan(line))), Target::cuda(90)), 3) << line;
   }
 }
 

@@ -90,14 +90,17 @@ __device__ __forceinline__ void begin_transposed(Accumulator<1, column_tiles>& o
   ptx::wgmma_commit();
 }
 
-/// Begins O += P·V, or its steps `first` to `last` − 1 along the keys, each of depth_of_product(type) rows of V.
-template <Element type, class VTile, int first = 0, int last = VTile::rows / depth_of_product(type)>
-__device__ __forceinline__ void begin_outputs(Accumulator<1, VTile::columns / 8>& o,
+/// Begins O += P·V, or its steps `first` to `last` − 1 along the keys, each of depth_of_product(type) rows of V. O may
+/// have more columns than V. They are products with the first columns of a panel that lies behind V.
+template <Element type, class VTile, int first = 0, int last = VTile::rows / depth_of_product(type), int column_tiles>
+__device__ __forceinline__ void begin_outputs(Accumulator<1, column_tiles>& o,
                                               const u32 (&p)[VTile::rows / depth_of_product(type)][4], u32 values) {
+  static_assert(column_tiles * 8 >= VTile::columns && column_tiles * 8 <= VTile::columns + VTile::panel_columns);
   ptx::wgmma_fence();
 #pragma unroll
   for (int k = first; k < last; ++k) {
-    ptx::Wgmma<VTile::columns, type>::from_registers(&o.tile[0][0][0], p[k], Descriptor<VTile>::rows(values, k), true);
+    ptx::Wgmma<column_tiles * 8, type>::from_registers(&o.tile[0][0][0], p[k], Descriptor<VTile>::rows(values, k),
+                                                       true);
   }
   ptx::wgmma_commit();
 }

@@ -109,6 +109,7 @@ inline unsigned long long __umul64hi(unsigned long long a, unsigned long long b)
 inline unsigned __funnelshift_r(unsigned low, unsigned high, unsigned shift) {
   return static_cast<unsigned>((static_cast<unsigned long long>(high) << 32 | low) >> (shift & 31));
 }
+inline unsigned __viaddmin_u32(unsigned a, unsigned b, unsigned most) { return a + b < most ? a + b : most; }
 /// Four bytes of (b, a), each chosen by 4 bits; the fourth of them stands for eight times its sign.
 inline unsigned __byte_perm(unsigned a, unsigned b, unsigned selector) {
   const unsigned long long bytes = static_cast<unsigned long long>(b) << 32 | a;

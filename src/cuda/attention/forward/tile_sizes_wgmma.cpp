@@ -47,15 +47,16 @@ void choose_wgmma_tiles(FwdConfig& config, const Problem& problem, const Target&
   } else if (widest <= 64 && !much_to_find) {
     const bool causal = problem.window.right && !problem.window.left;
     set_tile(config, 192, 128, 4, 12);
-    // Three groups leave no registers for 128 keys of int8, nor for rounded sums. Boxes of pages must divide a tile.
+    // Three groups leave no registers for 128 keys of int8, nor for rounded sums beside linear scores. Boxes of pages
+    // must divide a tile.
     const bool few_boxes = config.source == Source::strided || problem.kv.page_size % 96 == 0;
     if (config.int8_scores && few_boxes) set_tile(config, 192, 96, 2, 12);
-    const bool two_groups = config.rounded_sums || (config.int8_scores && !few_boxes);
+    const bool two_groups = (config.rounded_sums && config.linear_score) || (config.int8_scores && !few_boxes);
     if (two_groups) set_tile(config, 128, 128, 2, 8);
     const std::int64_t usual = usual_rows(problem);
     const bool mostly_whole = 5 * round_up(usual, std::int64_t{192}) <= 6 * round_up(usual, std::int64_t{64});
     if (causal && rows <= kManyRows / 2) {
-      set_tile(config, 64, 64, 4, 4);
+      set_tile(config, 64, 64, config.rounded_sums ? 2 : 4, 4);  // three blocks have no room for more ones
     } else if (widest <= 32) {
       set_tile(config, rows <= kManyRows ? 64 : 128, 128, 2, rows <= kManyRows ? 4 : 8);
     } else if (!mostly_whole || count_deciding_blocks(config, problem) < target.multiprocessors) {

@@ -53,7 +53,7 @@ struct FwdWgmma : TileProbabilities<C, User> {
   static constexpr int consumer_registers = (all_registers - producer_registers) / groups / 8 * 8;
   // Whether a tile's Step is read before its products begin, as registers allow, and not after they have begun.
   static constexpr bool reads_early = C.dv <= 192 && C.skip != Skip::threshold;
-  using Output = Accumulator<1, C.dv / 8>;
+  using Output = Accumulator<1, C.output_tiles()>;
   using Sums = PromotedSums<C.dv, C.threads()>;
 
   static_assert(C.rows_a_warp() == 16 && !C.keeps_rests());
@@ -66,6 +66,7 @@ struct FwdWgmma : TileProbabilities<C, User> {
     const FwdWgmma kernel{{params, maps, descales, memory, *reinterpret_cast<Works*>(memory),
                            ptx::shared_address(memory) + FwdConfig::kWorkBytes}};
     if (threadIdx.x == 0) kernel.init();
+    if constexpr (C.sums_by_product()) kernel.store_ones();
     __syncthreads();
     if (kernel.group() < groups) {
       ptx::setmaxnreg_inc<consumer_registers>();
@@ -132,9 +133,11 @@ struct FwdWgmma : TileProbabilities<C, User> {
         scheduler_barrier_arrive<InTurn::products>();
         const Step step = reads_early ? early : this->step_of(work, use);
         ahead = softmax_step<false>(work, step, products, probabilities, o, softmax, measure);
-        if (C.promotes() && use == promoted_at) {
-          promoted_sums().take(o, softmax.origin[0], !has_promoted(work, use));
-          promoted_at += promoted_tiles;
+        if constexpr (C.promotes()) {
+          if (use == promoted_at) {
+            promoted_sums().take(o, softmax.origin[0], !has_promoted(work, use));
+            promoted_at += promoted_tiles;
+          }
         }
       }
       use = end_of(work, end);
@@ -158,7 +161,9 @@ struct FwdWgmma : TileProbabilities<C, User> {
       }
       await_outputs(o);
       if (!skips_more) release(multiplied(), end_of(work, end) - 1);
-      if (C.promotes() && has_promoted(work, end_of(work, end))) promoted_sums().add_to(o, softmax.origin[0]);
+      if constexpr (C.promotes()) {
+        if (has_promoted(work, end_of(work, end))) promoted_sums().add_to(o, softmax.origin[0]);
+      }
       if constexpr (of_bytes) o.scale(work.value);
       if constexpr (C.linear_score) this->linear_score(work).finish_origins(work, softmax);
       const PackedRows out(work.outputs, bytes_of(C.output), p.o_strides, work.block, p.group);
@@ -219,6 +224,20 @@ struct FwdWgmma : TileProbabilities<C, User> {
   __device__ __forceinline__ int end_of(const Work& work, int kept) const {
     return registers_are_short ? own(work).end : kept;
   }
+  /// Fills the panels of ones behind the tiles of V. wgmma sees them after a barrier of the block.
+  __device__ __forceinline__ void store_ones() const {
+    constexpr u32 pair = C.type == Element::bf16 ? 0x3f803f80 : 0x3c003c00;
+    const u32 ones[4] = {pair, pair, pair, pair};
+#pragma unroll 1
+    for (int stage = 0; stage < C.stages; ++stage) {
+#pragma unroll 1
+      for (int at = thread * kChunkBytes; at < C.ones_bytes(); at += C.block_threads() * kChunkBytes) {
+        ptx::store_shared_16(v_at(stage) + C.v_bytes() + at, ones);
+      }
+    }
+    ptx::fence_async_proxy();
+  }
+
   /// Passes a tile of keys that none of the group's rows sees.
   __device__ __forceinline__ void skip(int use) const {
     keys().wait(use);
@@ -266,7 +285,7 @@ struct FwdWgmma : TileProbabilities<C, User> {
     } else if (!packs_early) {
       overlap.pack(s);
     }
-    if constexpr (C.rounded_sums) {
+    if constexpr (C.rounded_sums && !C.sums_by_product()) {
 #pragma unroll
       for (const auto& fragment : probabilities) softmax.template add_rounded<C.type>(0, fragment);
     }

@@ -22,12 +22,15 @@ concept EpilogueConfig = RowTileConfig<Config> && requires(const Config& c) {
   int{c.rows_a_warp()};
   bool{c.dropout};
   bool{c.residual};
+  bool{c.rounded_sums};
+  bool{c.sums_by_product()};
+  int{c.output_tiles()};
 };
 
 template <EpilogueConfig auto C>
 struct Epilogue {
   static constexpr int row_tiles = C.rows_a_warp() / 16;
-  using Output = Accumulator<row_tiles, C.dv / 8>;
+  using Output = Accumulator<row_tiles, C.output_tiles()>;
 
   const FwdParams& p;
   const Block& block;
@@ -72,14 +75,13 @@ struct Epilogue {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         sums[m][half] = quad_sum(softmax.sum[m][half]);
-        shares[m][half] = C.rounded_sums ? quad_sum(softmax.rounded[m][half]) : sums[m][half];
+        shares[m][half] = rounded_sum(o, softmax, m, half, sums[m][half]);
       }
     }
     if ((thread / 32 + 1) * C.rows_a_warp() > used_rows()) clear_unused(o, sums);
     divide(o, sums, shares, softmax.origin);
     if (p.lse != nullptr) store_lse(sums, softmax.origin);
     if (p.row_sums != nullptr) store_sums(sums, softmax.origin);
-    if constexpr (C.residual) store_residual(o);
     if constexpr (C.output == Element::fp32) {
       store_fp32(o, out);
     } else if constexpr (C.products == Products::wgmma) {
@@ -87,6 +89,7 @@ struct Epilogue {
     } else {
       store_16_bit(o, out);
     }
+    if constexpr (C.residual) store_residual(o);
   }
 
   /// Stores the outputs of a row tile that sees no key, if no masses are wanted. A whole warp calls this.
@@ -155,9 +158,21 @@ struct Epilogue {
     }
   }
 
+  /// What O is divided by: the sum of the rounded P where the configuration has it, otherwise `sum`.
+  template <class Online>
+  static __device__ __forceinline__ float rounded_sum(const Output& o, const Online& softmax, int m, int half,
+                                                      float sum) {
+    if constexpr (C.sums_by_product()) return o.tile[m][C.dv / 8][half * 2];
+    if constexpr (C.rounded_sums) return quad_sum(softmax.rounded[m][half]);
+    return sum;
+  }
+
   static __device__ __forceinline__ float reciprocal(float share) {
-    if constexpr (C.rounded_sums) return __frcp_rn(share);
-    return ptx::reciprocal(share);
+    const float near = ptx::reciprocal(share);
+    if constexpr (!C.rounded_sums) return near;
+    const float error = __fmaf_rn(-share, near, 1.0F);
+    // A step of Newton's method, but not from 0 or infinity.
+    return fabsf(error) < 1.0F ? __fmaf_rn(near, error, near) : near;
   }
 
   __device__ __forceinline__ void add_sinks(OfRows& shares, const OfRows& origins) const {
