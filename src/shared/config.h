@@ -156,6 +156,9 @@ struct FwdConfig {
   // for this to matter. With dropout, where few keys make an output, P is two numbers: its rounding error is multiplied
   // by V too. So it is with 8-bit queries, which do not imply a precision of 16 bits.
   bool rounded_sums = false;
+  // With wgmma and rounded_sums: the tensor cores compute these sums, as the product of P with eight columns of ones
+  // beside V. Without, P is unpacked and added.
+  bool sums_by_product = false;
   bool residual = false;  // the rounding error of O in 16 bits is stored too (softmax/residual.cuh)
   bool user_score = false;
   // With wgmma: the user's score, or ALiBi if no query sees a later key, is linear in key − query, so that it is added
@@ -215,6 +218,7 @@ struct FwdConfig {
     visit("alibi", c.alibi);
     visit("dropout", c.dropout);
     visit("rounded_sums", c.rounded_sums);
+    visit("sums_by_product", c.sums_by_product);
     visit("residual", c.residual);
     visit("user_score", c.user_score);
     visit("linear_score", c.linear_score);
@@ -246,13 +250,8 @@ struct FwdConfig {
     if (products == Products::wgmma && d <= 128 && dv <= 128 && !scale_first) return tile_kv / 4;
     return d > 192 ? 1 : 4;
   }
-  /// With wgmma: whether the tensor cores sum the rounded P, as the product of P with eight columns of ones beside V.
-  /// The sums are one more tile of O. Wider heads leave no shared memory for the ones, and with whole_rows the distance
-  /// from a panel of V to the next is not that to the ones.
-  constexpr bool sums_by_product() const {
-    return rounded_sums && products == Products::wgmma && !whole_rows && dv <= 192;
-  }
-  constexpr int output_tiles() const { return dv / 8 + (sums_by_product() ? 1 : 0); }
+  /// Tiles of 8 columns that P is multiplied into: those of O, and one of the sums.
+  constexpr int output_tiles() const { return dv / 8 + (sums_by_product ? 1 : 0); }
   /// Whether P is the sum of two 16-bit numbers.
   constexpr bool keeps_rests() const { return rounded_sums && (dropout || widens_queries); }
   constexpr bool gathers() const { return tiles == Tiles::list && granule < tile_kv; }
@@ -339,9 +338,9 @@ struct FwdConfig {
   static constexpr int kPromotedKeys = 4096;
   constexpr bool promotes() const { return multiplies_bytes() && dv <= 128; }
   constexpr int promoted_bytes() const { return promotes() ? tile_q * (dv * 4 + 16) : 0; }
-  /// With sums_by_product(), a panel of ones lies behind each tile of V.
+  /// With sums_by_product, a panel of ones lies behind each tile of V.
   constexpr int ones_bytes() const {
-    return sums_by_product() ? tile_kv * columns_of_panel(v_type(), dv) * bytes_of(v_type()) : 0;
+    return sums_by_product ? tile_kv * columns_of_panel(v_type(), dv) * bytes_of(v_type()) : 0;
   }
   constexpr int transposed_keys() const { return round_up(tile_kv, 64); }
   constexpr int stage_bytes() const {

@@ -136,6 +136,22 @@ TEST_F(Launch, TmaTakesQueriesWhere64PackedRowsAreABox) {
   EXPECT_EQ(maps(threes, [](Tensor&) {}), kBesides);
 }
 
+// A residual takes keys from a tile of mma.sync; what is left must be rows that the block's threads copy together.
+TEST_F(Launch, TilesWithAResidualAreCopiedInWholeSteps) {
+  for (const int sm : {80, 89, 90, 100, 120}) {
+    for (const char* d : {"16", "32", "64", "96", "128", "192", "256", "512"}) {
+      for (const char* rest : {"bf16:bf16:bf16:bf16", "fp16:fp16:fp16:fp16", "int8:int8:bf16:bf16",
+                               "int8:int8:fp16:fp16", "int8:int8:fp16:fp16 descale=block:64 smooth causal",
+                               "fp16:fp16:fp16:fp16 chunk=64 causal", "fp16:fp16:fp16:fp16 compressed_causal=4:2"}) {
+        if (std::string(d) == "512" && std::string(rest).find("int8") == 0) continue;
+        const std::string line = "attention sq=200 sk=300 hq=2 residual d=" + std::string(d) + " dtype=" + rest;
+        EXPECT_NO_THROW(make_plan(Problem::parse(line), Target::cuda(sm), Wishes::parse("implementation=cuda.fwd_mma")))
+            << line << " sm=" << sm;
+      }
+    }
+  }
+}
+
 // Of a tensor of (column, row of eight, panel, eight rows, head and page), so that a box is a page's rows of all
 // columns.
 TEST_F(Launch, TmaTakesAllColumnsOfSmallPages) {

@@ -163,7 +163,9 @@ TEST(Wgmma, RowsFillTheTilesOfNarrowHeads) {
       EXPECT_EQ(tile_q(type + line), 64) << type << line;
     }
   }
-  // Boxes that pages cut leave int8 two groups, and registers leave them linear scores whose rounded P is summed.
+  EXPECT_EQ(tile_q("dtype=int8:int8:bf16:fp32 b=4 sq=8192 hq=32"), 192);
+  EXPECT_EQ(tile_q("dtype=int8:int8:bf16:bf16 b=4 sq=8192 hq=32 residual"), 192);
+  // Boxes that pages cut leave int8 two groups. So do registers, for linear scores beside rounded sums.
   for (const char* line : {"dtype=int8:int8:bf16:bf16 b=4 sq=8192 hq=32 kv=table page=64",
                            "dtype=bf16 b=4 sq=8192 hq=32 causal alibi residual"}) {
     EXPECT_EQ(tile_q(line), 128) << line;
@@ -193,10 +195,36 @@ TEST(Wgmma, RoundedSumsTakeAPanelOfOnes) {
     EXPECT_EQ(with.state().tile_kv, without.state().tile_kv) << row.line;
     EXPECT_EQ(bytes(with) - bytes(without), row.ones) << row.line;
   }
-  // Three blocks still share a multiprocessor.
-  for (const char* line : {"sq=512 d=64 dtype=bf16 causal", "sq=512 d=64 dtype=bf16 causal residual"}) {
-    EXPECT_EQ(cuda::blocks_that_fit(static_cast<int>(bytes(plan(line))), Target::cuda(90)), 3) << line;
-  }
+}
+
+// Ones cost a multiprocessor no block: a ring of two stages makes room for them, or P is unpacked and added.
+TEST(Wgmma, OnesTakeNoBlockFromAMultiprocessor) {
+  const auto plan = [](const std::string& line) {
+    const cases::Case of = cases::Case::parse("attention dtype=bf16 " + line);
+    Target target = Target::cuda(90);
+    target.multiprocessors = 132;
+    return make_plan(of.problem, target, of.wishes);
+  };
+  const auto blocks = [](const Plan& of) {
+    return cuda::blocks_that_fit(static_cast<int>(of.state().kernels.front().shared_bytes), Target::cuda(90));
+  };
+  const auto has = [](const Plan& of, const char* word) {
+    return of.state().kernels.front().name.find(word) != std::string::npos;
+  };
+  const Plan causal = plan("b=4 sq=512 hq=32 d=64 causal residual");
+  EXPECT_EQ(blocks(causal), 3);
+  EXPECT_TRUE(has(causal, " stages=2 ") && has(causal, " sums_by_product")) << causal.state().kernels.front().name;
+  const Plan wished = plan("b=4 sq=512 hq=32 d=64 causal residual stages=4");
+  EXPECT_EQ(blocks(wished), 3);
+  EXPECT_TRUE(has(wished, " stages=4 ") && !has(wished, " sums_by_product")) << wished.state().kernels.front().name;
+  const Plan narrow = plan("b=4 sq=512 hq=32 d=32 causal residual");
+  EXPECT_TRUE(has(narrow, " stages=4 ") && has(narrow, " sums_by_product")) << narrow.state().kernels.front().name;
+  const Plan invariant = plan("b=64 sq=100 hq=8 d=96 batch_invariant residual");
+  EXPECT_EQ(blocks(invariant), 2);
+  EXPECT_FALSE(has(invariant, " sums_by_product")) << invariant.state().kernels.front().name;
+  const Plan deep = plan("b=4 sq=8192 hq=32 d=128 residual stages=3");  // where ones do not fit
+  EXPECT_EQ(deep.implementation(), "cuda.fwd_wgmma");
+  EXPECT_FALSE(has(deep, " sums_by_product")) << deep.state().kernels.front().name;
 }
 
 // Groups of 64 rows begin their products in turn, but of 128 columns and with many keys or row tiles. Two groups that

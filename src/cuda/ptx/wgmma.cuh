@@ -114,39 +114,38 @@ struct Wgmma;
                    : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(add)));                \
     }                                                                                                                \
   }
-#define TESSERA_WGMMA_OF(n, numbers, i0, i1, i2, i3, i4, i5, ...)               \
-  TESSERA_WGMMA_E4M3(n, numbers, i0, i1, i2, i3, i4, i5, __VA_ARGS__);          \
+#define TESSERA_WGMMA_16(n, numbers, i0, i1, i2, i3, i4, i5, ...)               \
   TESSERA_WGMMA(n, bf16, "bf16", numbers, i0, i1, i2, i3, i4, i5, __VA_ARGS__); \
   TESSERA_WGMMA(n, fp16, "f16", numbers, i0, i1, i2, i3, i4, i5, __VA_ARGS__)
+#define TESSERA_WGMMA_OF(n, numbers, i0, i1, i2, i3, i4, i5, ...)      \
+  TESSERA_WGMMA_E4M3(n, numbers, i0, i1, i2, i3, i4, i5, __VA_ARGS__); \
+  TESSERA_WGMMA_16(n, numbers, i0, i1, i2, i3, i4, i5, __VA_ARGS__)
 
 TESSERA_WGMMA_OF(32, TESSERA_N0, "16", "17", "18", "19", "20", "21", TESSERA_D16(0));
-TESSERA_WGMMA_OF(40, TESSERA_N0 ", %16, %17, %18, %19", "20", "21", "22", "23", "24", "25", TESSERA_D16(0),
+TESSERA_WGMMA_16(40, TESSERA_N0 ", %16, %17, %18, %19", "20", "21", "22", "23", "24", "25", TESSERA_D16(0),
                  TESSERA_D4(16));
 TESSERA_WGMMA_OF(48, TESSERA_N0 ", %16, %17, %18, %19, %20, %21, %22, %23", "24", "25", "26", "27", "28", "29",
                  TESSERA_D16(0), TESSERA_D4(16), TESSERA_D4(20));
 TESSERA_WGMMA_OF(64, TESSERA_N0 ", " TESSERA_N1, "32", "33", "34", "35", "36", "37", TESSERA_D16(0), TESSERA_D16(16));
-TESSERA_WGMMA_OF(72, TESSERA_N0 ", " TESSERA_N1 ", %32, %33, %34, %35", "36", "37", "38", "39", "40", "41",
+TESSERA_WGMMA_16(72, TESSERA_N0 ", " TESSERA_N1 ", %32, %33, %34, %35", "36", "37", "38", "39", "40", "41",
                  TESSERA_D16(0), TESSERA_D16(16), TESSERA_D4(32));
 TESSERA_WGMMA_OF(80, TESSERA_N0 ", " TESSERA_N1 ", %32, %33, %34, %35, %36, %37, %38, %39", "40", "41", "42", "43",
                  "44", "45", TESSERA_D16(0), TESSERA_D16(16), TESSERA_D4(32), TESSERA_D4(36));
 TESSERA_WGMMA_OF(96, TESSERA_N0 ", " TESSERA_N1 ", " TESSERA_N2, "48", "49", "50", "51", "52", "53", TESSERA_D16(0),
                  TESSERA_D16(16), TESSERA_D16(32));
-TESSERA_WGMMA_OF(104, TESSERA_N0 ", " TESSERA_N1 ", " TESSERA_N2 ", %48, %49, %50, %51", "52", "53", "54", "55", "56",
+TESSERA_WGMMA_16(104, TESSERA_N0 ", " TESSERA_N1 ", " TESSERA_N2 ", %48, %49, %50, %51", "52", "53", "54", "55", "56",
                  "57", TESSERA_D16(0), TESSERA_D16(16), TESSERA_D16(32), TESSERA_D4(48));
 TESSERA_WGMMA_OF(128, TESSERA_N0 ", " TESSERA_N1 ", " TESSERA_N2 ", " TESSERA_N3, "64", "65", "66", "67", "68", "69",
                  TESSERA_D16(0), TESSERA_D16(16), TESSERA_D16(32), TESSERA_D16(48));
-TESSERA_WGMMA_OF(136, TESSERA_N0 ", " TESSERA_N1 ", " TESSERA_N2 ", " TESSERA_N3 ", %64, %65, %66, %67", "68", "69",
+TESSERA_WGMMA_16(136, TESSERA_N0 ", " TESSERA_N1 ", " TESSERA_N2 ", " TESSERA_N3 ", %64, %65, %66, %67", "68", "69",
                  "70", "71", "72", "73", TESSERA_D16(0), TESSERA_D16(16), TESSERA_D16(32), TESSERA_D16(48),
                  TESSERA_D4(64));
 TESSERA_WGMMA_OF(160, TESSERA_N0 ", " TESSERA_N1 ", " TESSERA_N2 ", " TESSERA_N3 ", " TESSERA_N4, "80", "81", "82",
                  "83", "84", "85", TESSERA_D16(0), TESSERA_D16(16), TESSERA_D16(32), TESSERA_D16(48), TESSERA_D16(64));
-TESSERA_WGMMA_OF(168, TESSERA_N0 ", " TESSERA_N1 ", " TESSERA_N2 ", " TESSERA_N3 ", " TESSERA_N4 ", %80, %81, %82, %83",
-                 "84", "85", "86", "87", "88", "89", TESSERA_D16(0), TESSERA_D16(16), TESSERA_D16(32), TESSERA_D16(48),
-                 TESSERA_D16(64), TESSERA_D4(80));
 TESSERA_WGMMA_OF(192, TESSERA_N0 ", " TESSERA_N1 ", " TESSERA_N2 ", " TESSERA_N3 ", " TESSERA_N4 ", " TESSERA_N5, "96",
                  "97", "98", "99", "100", "101", TESSERA_D16(0), TESSERA_D16(16), TESSERA_D16(32), TESSERA_D16(48),
                  TESSERA_D16(64), TESSERA_D16(80));
-TESSERA_WGMMA_OF(200,
+TESSERA_WGMMA_16(200,
                  TESSERA_N0 ", " TESSERA_N1 ", " TESSERA_N2 ", " TESSERA_N3 ", " TESSERA_N4 ", " TESSERA_N5
                             ", %96, %97, %98, %99",
                  "100", "101", "102", "103", "104", "105", TESSERA_D16(0), TESSERA_D16(16), TESSERA_D16(32),
@@ -191,6 +190,7 @@ TESSERA_WGMMA_INT8(256,
 
 #undef TESSERA_WGMMA_INT8
 #undef TESSERA_WGMMA_OF
+#undef TESSERA_WGMMA_16
 #undef TESSERA_WGMMA_E4M3
 #undef TESSERA_WGMMA
 #undef TESSERA_I16

@@ -91,7 +91,7 @@ __device__ __forceinline__ void begin_transposed(Accumulator<1, column_tiles>& o
 }
 
 /// Begins O += P·V, or its steps `first` to `last` − 1 along the keys, each of depth_of_product(type) rows of V. O may
-/// have more columns than V. They are products with the first columns of a panel that lies behind V.
+/// have more columns than V: those beyond are products with the first columns of a panel that lies behind V.
 template <Element type, class VTile, int first = 0, int last = VTile::rows / depth_of_product(type), int column_tiles>
 __device__ __forceinline__ void begin_outputs(Accumulator<1, column_tiles>& o,
                                               const u32 (&p)[VTile::rows / depth_of_product(type)][4], u32 values) {

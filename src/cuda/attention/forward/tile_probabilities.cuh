@@ -38,7 +38,7 @@ struct TileProbabilities : QueryTiles<C> {
   // above the maximum, which leaves P room to grow.
   static constexpr bool has_range = C.type == Element::bf16 && !of_bytes;
   static constexpr int offset_bits = of_bytes ? 4 : has_range && C.linear_score ? -48 : 0;
-  using Online = Softmax<1, of_bytes ? 8 : has_range ? 30 : 15, C.rounded_sums && !C.sums_by_product(), offset_bits>;
+  using Online = Softmax<1, of_bytes ? 8 : has_range ? 30 : 15, C.rounded_sums && !C.sums_by_product, offset_bits>;
   using Scores = Accumulator<1, C.tile_kv / 8>;
   using Products = Accumulator<1, C.tile_kv / 8, typename SumOf<C.int8_scores>::type>;  // Q·Kᵀ
   using Measure = TileMeasure<C>;

@@ -124,7 +124,8 @@ void fit_registers(FwdConfig& config, const Problem& problem, const Target& targ
   const bool short_of_them = config.type == Element::fp16 || config.dv <= 64 || more_than_softmax;
   if (config.residual && !problem.list && config.tile_q == 128 && short_of_them) {
     const bool half = config.compressed_causal || (config.type == Element::fp16 && config.dv <= 64);
-    config.tile_kv = half ? config.tile_kv / 2 : config.tile_kv * 3 / 4 / 16 * 16;
+    const int step = config.panel_bytes() == 64 ? 32 : 16;  // rows that the block's threads copy at a time
+    config.tile_kv = (half ? config.tile_kv / 2 : config.tile_kv * 3 / 4) / step * step;
   }
   // Chunks are computed from 64-bit positions, which takes a few more registers. The tiles of a list stay, because they
   // are whole granules of its keys.

@@ -56,7 +56,7 @@ void choose_wgmma_tiles(FwdConfig& config, const Problem& problem, const Target&
     const std::int64_t usual = usual_rows(problem);
     const bool mostly_whole = 5 * round_up(usual, std::int64_t{192}) <= 6 * round_up(usual, std::int64_t{64});
     if (causal && rows <= kManyRows / 2) {
-      set_tile(config, 64, 64, config.rounded_sums ? 2 : 4, 4);  // three blocks have no room for more ones
+      set_tile(config, 64, 64, 4, 4);
     } else if (widest <= 32) {
       set_tile(config, rows <= kManyRows ? 64 : 128, 128, 2, rows <= kManyRows ? 4 : 8);
     } else if (!mostly_whole || count_deciding_blocks(config, problem) < target.multiprocessors) {

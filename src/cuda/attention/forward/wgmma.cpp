@@ -23,8 +23,8 @@ Support supports_config(const FwdConfig& c, const Target& target) {
   if (c.tile_kv > most_keys) return Support::no("wants at most " + std::to_string(most_keys) + " keys a tile");
   if (c.keeps_rests()) return Support::no("wants outputs of 16 bits for dropout");
   // The registers of a thread must hold scores, outputs and probabilities (forward/wgmma.cuh).
-  const int registers = (c.tile_kv + c.dv) / 2 + c.tile_kv * bytes_of(c.type) / 8;
-  const int most = c.warps == 12 ? 128 : 192;
+  const int registers = c.tile_kv / 2 + c.output_tiles() * 4 + c.tile_kv * bytes_of(c.type) / 8;
+  const int most = c.warps == 12 ? 132 : 192;
   if (registers > most) {
     return Support::no("needs " + std::to_string(registers) +
                        " registers a thread for scores, output and probabilities; want at most " +

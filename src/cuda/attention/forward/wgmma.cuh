@@ -66,7 +66,7 @@ struct FwdWgmma : TileProbabilities<C, User> {
     const FwdWgmma kernel{{params, maps, descales, memory, *reinterpret_cast<Works*>(memory),
                            ptx::shared_address(memory) + FwdConfig::kWorkBytes}};
     if (threadIdx.x == 0) kernel.init();
-    if constexpr (C.sums_by_product()) kernel.store_ones();
+    if constexpr (C.sums_by_product) kernel.store_ones();
     __syncthreads();
     if (kernel.group() < groups) {
       ptx::setmaxnreg_inc<consumer_registers>();
@@ -285,7 +285,7 @@ struct FwdWgmma : TileProbabilities<C, User> {
     } else if (!packs_early) {
       overlap.pack(s);
     }
-    if constexpr (C.rounded_sums && !C.sums_by_product()) {
+    if constexpr (C.rounded_sums && !C.sums_by_product) {
 #pragma unroll
       for (const auto& fragment : probabilities) softmax.template add_rounded<C.type>(0, fragment);
     }

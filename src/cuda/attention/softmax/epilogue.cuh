@@ -23,7 +23,7 @@ concept EpilogueConfig = RowTileConfig<Config> && requires(const Config& c) {
   bool{c.dropout};
   bool{c.residual};
   bool{c.rounded_sums};
-  bool{c.sums_by_product()};
+  bool{c.sums_by_product};
   int{c.output_tiles()};
 };
 
@@ -162,7 +162,7 @@ struct Epilogue {
   template <class Online>
   static __device__ __forceinline__ float rounded_sum(const Output& o, const Online& softmax, int m, int half,
                                                       float sum) {
-    if constexpr (C.sums_by_product()) return o.tile[m][C.dv / 8][half * 2];
+    if constexpr (C.sums_by_product) return o.tile[m][C.dv / 8][half * 2];
     if constexpr (C.rounded_sums) return quad_sum(softmax.rounded[m][half]);
     return sum;
   }

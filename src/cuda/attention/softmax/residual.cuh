@@ -21,13 +21,13 @@ struct ResidualFormat {
   static __device__ __forceinline__ int exponent(float rounded) {
     return max(__float_as_int(rounded) >> 23 & 0xff, least);
   }
-  /// Returns the byte as the lowest one of the result. The sum with 1.5 · 2^23, whose last bit is 1, is rounded to an
-  /// integer; a conversion would take four times as long.
+  /// Returns the byte in the lowest byte of the result. A sum with 1.5 · 2^23, whose unit in the last place is 1, is
+  /// rounded to an integer; a conversion would take four times as long.
   static __device__ __forceinline__ u32 byte_of(float exact, float rounded) {
-    const u32 inverse = ~__float_as_uint(rounded) & 0x7f800000U;  // 255 − the biased exponent
-    const u32 of_spacing = __viaddmin_u32(inverse, (digits - 1U) << 23U, (254U + digits - least) << 23U);
-    const float scaled = (exact - rounded) * __uint_as_float(of_spacing);
-    return __float_as_uint(__fmaf_rn(scaled, kResidualSteps, 12582912.0F));
+    const u32 inverse = ~__float_as_uint(rounded) & 0x7f800000U;  // 255 − the biased exponent, as an exponent
+    const u32 reciprocal = __viaddmin_u32(inverse, (digits - 1U) << 23U, (254U + digits - least) << 23U);
+    const float spacings = (exact - rounded) * __uint_as_float(reciprocal);
+    return __float_as_uint(__fmaf_rn(spacings, kResidualSteps, 12582912.0F));
   }
   static __device__ __forceinline__ float sum(float rounded, int byte) {
     const float spacing = __int_as_float((exponent(rounded) - digits) << 23);
