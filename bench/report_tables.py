@@ -260,15 +260,16 @@ def residual_rows(rows):
         shape = " ".join(f"{key}={sizes[key]}" for key in ("b", "sq", "hq", "d"))
         mask = " causal" if "causal" in words else ""
         found.setdefault(shape + mask, {})[row["pass"], "residual" in words] = row["us"]
-    body = []
+    passes = ("forward", "backward")
+    body, both = [], []
     for shape, times in found.items():
         cells = [f"`{shape}`"]
-        for kind in ("forward", "backward"):
+        for kind in passes:
             cells += [time_of(times[kind, False]), f"{times[kind, True] / times[kind, False]:.3f}"]
-        without, kept = (sum(times[kind, keeps] for kind in ("forward", "backward")) for keeps in (False, True))
-        body.append([*cells, f"{kept / without:.3f}"])
-    both = mean([float(cells[-1]) for cells in body])
-    about = f"`with it`: the time with the residual over that without. Geometric mean of both passes: **{both:.3f}**."
+        both.append(sum(times[kind, True] for kind in passes) / sum(times[kind, False] for kind in passes))
+        body.append([*cells, f"{both[-1]:.3f}"])
+    of_all = f"Geometric mean of both passes: **{mean(both):.3f}**."
+    about = f"`with it`: the time with the residual over that without. {of_all}"
     return (
         wrapped(about) + "\n\n" + table(["problem", "forward", "with it", "backward", "with it", "both, with it"], body)
     )

@@ -114,6 +114,7 @@ struct Wgmma;
                    : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(add)));                \
     }                                                                                                                \
   }
+// Eight columns more than V has are for 16-bit operands alone: the sums of P (FwdConfig::sums_by_product).
 #define TESSERA_WGMMA_16(n, numbers, i0, i1, i2, i3, i4, i5, ...)               \
   TESSERA_WGMMA(n, bf16, "bf16", numbers, i0, i1, i2, i3, i4, i5, __VA_ARGS__); \
   TESSERA_WGMMA(n, fp16, "f16", numbers, i0, i1, i2, i3, i4, i5, __VA_ARGS__)
